@@ -380,10 +380,7 @@ class CachedSession(Session):
 
     def __init__(self, session: InferenceSession) -> None:
         self.session, self.found = session, {}
-
-    def fit(self, *arguments):
-        """Calls the session."""
-        return self.session.fit(*arguments)
+        self.memory = session.memory
 
     def infer(self, window: Window):
         """Returns the kept prediction for the same views, else calls the session."""

@@ -49,7 +49,7 @@ def opened(
     )
     start = time.perf_counter()
     session = InferenceSession(config, poses=False)
-    plan = session.fit(image, views, 1)
+    plan = session.memory.fit(image, views, 1)
     windows = random_windows(plan, views, 1, 1 << 30)
     session.infer(next(windows))  # waits for the engine
     facts = {

@@ -260,13 +260,10 @@ class VerificationRecorder(Session):
 
     def __init__(self, walk: Walk, settings: PipelineConfig) -> None:
         self.session = InferenceSession(settings.inference)
+        self.memory = self.session.memory
         self._true = {f.stamp_ns: f.T_world_camera for f in walk.truth}
         # Of each verification: whether both keyframes are within 1.5 m and 40 degrees.
         self.true: list[bool] = []
-
-    def fit(self, *arguments):
-        """Calls the session."""
-        return self.session.fit(*arguments)
 
     def prefetch(self, image) -> None:
         """Calls the session."""

@@ -58,7 +58,7 @@ def measure(model: str, image: tuple[int, int], views: int, backend: str, precis
     torch.empty(1, device="meta").add(1)
     before = anonymous()
     session = InferenceSession(config, poses=False)
-    plan = session.fit(image, views, 1)
+    plan = session.memory.fit(image, views, 1)
     windows = random_windows(plan, views, 1, 9)
     session.infer(next(windows))
     Path("/proc/self/clear_refs").write_text("5")

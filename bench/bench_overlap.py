@@ -165,7 +165,7 @@ def run_live(options: argparse.Namespace) -> dict:
     stream, host = open_stream(options)
     stream.publisher = Publisher(lambda error: logging.error("publishing failed", exc_info=error))
     waiting, spans = images(options, host.library), Spans()
-    session = stream.pipeline.session
+    session = stream.session
     spans.wrap(stream._chooser, "_decode", "read image")
     spans.wrap(stream, "_publish", "publish")
     warm = options.window + options.new
@@ -175,7 +175,7 @@ def run_live(options: argparse.Namespace) -> dict:
             stream.step()
     stream.publisher.drain()
     spans.rows, spans.start = [], time.perf_counter()
-    before = stream.processed
+    before = stream.accounts.processed
 
     def send_images() -> None:
         for pending in waiting[warm:]:
@@ -191,7 +191,10 @@ def run_live(options: argparse.Namespace) -> dict:
         stream.publisher.drain()
     if profile is not None:
         profile.export_chrome_trace(str(options.trace))
-    return summary(session, spans) | {"frames": stream.processed - before, "rate": options.rate}
+    return summary(session, spans) | {
+        "frames": stream.accounts.processed - before,
+        "rate": options.rate,
+    }
 
 
 def run_replay(options: argparse.Namespace) -> dict:
@@ -213,7 +216,7 @@ def summary(session: Any, spans: Spans) -> dict:
     """Returns device, threads, overlap and spans of a run."""
     rows = sorted(spans.rows, key=lambda r: r["begin_ms"])
     return {
-        "device": str(session.device), "threads": torch.get_num_threads(),
+        "device": str(session.hardware.device), "threads": torch.get_num_threads(),
         "overlapped": overlapped(rows), "spans": rows,
     }  # fmt: skip
 

@@ -176,7 +176,7 @@ def cost_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         "backend": options.backend, "checkpoint": "random",
     })  # fmt: skip
     session, _ = open_networks(config)
-    session.fit(options.network_size, 8, 1)
+    session.memory.fit(options.network_size, 8, 1)
     network = []
     start = time.perf_counter()
     for _ in slide(session, 8, 1, 5):

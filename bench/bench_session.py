@@ -64,12 +64,12 @@ def one(options: argparse.Namespace) -> dict:
     start = time.perf_counter()
     try:
         session = InferenceSession(config, poses=False)
-        session.fit(options.image, max(2, options.views), 1)
+        session.memory.fit(options.image, max(2, options.views), 1)
     except (BudgetError, DeviceError, ValueError) as error:
         return {"refused": str(error)}
     loading_s = time.perf_counter() - start
     speed = measure_speed(session, options.repeats, views=options.views)
-    seconds, plan = speed.window_s, session.plan
+    seconds, plan = speed.window_s, session.memory.plan
     return {
         "runs": f"{plan.window} x {plan.width}x{plan.height} {plan.precision}",
         "reduced": list(plan.reduced),

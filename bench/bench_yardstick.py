@@ -66,7 +66,7 @@ def ours(size: str, res: int, image: tuple[int, int], precision: str, device: st
         f"da3-{size}", "random", device, "torch", mixed_precision=precision, process_res=res
     )
     session = InferenceSession(config, poses=False)
-    plan = session.fit(image, max(2, views), 1)
+    plan = session.memory.fit(image, max(2, views), 1)
     windows = random_windows(plan, views, 1, 1 << 30)
     return lambda: session.infer(next(windows))
 

@@ -97,7 +97,7 @@ def _open(config: PipelineConfig, image: tuple[int, int]) -> OpenedSession:
     joint = config.window.mode == "joint"
     cameras = max(1, len(config.cameras)) if joint else 1
     try:
-        session.fit(image, config.window.size, config.window.new * cameras)
+        session.memory.fit(image, config.window.size, config.window.new * cameras)
     except ValueError as error:
         raise BenchError(f"--size: {error}") from error
     loaded = time.perf_counter()
@@ -116,10 +116,10 @@ def _measured(
 ) -> dict[str, Any]:
     """Returns the content of table and file."""
     session = opened.session
-    assert session.plan is not None
+    assert session.memory.plan is not None
     # A single-image network sees no earlier frames.
-    views = None if session.spec.multi_view else session.plan.new
-    windows = max(1, math.ceil(options.frames / session.plan.new))
+    views = None if session.spec.multi_view else session.memory.plan.new
+    windows = max(1, math.ceil(options.frames / session.memory.plan.new))
     progress = tqdm(
         total=WARM_UP + windows + UNSEEN, unit="window", desc="bench",
         disable=not sys.stderr.isatty(),
@@ -136,7 +136,7 @@ def _measured(
         "memory_gib": {
             "peak": session.status().memory_peak_gb,
             "planned": speed.planned.predicted / GIB,
-            "planned_after_measuring": (session.plan or speed.planned).predicted / GIB,
+            "planned_after_measuring": (session.memory.plan or speed.planned).predicted / GIB,
             "budget": session.status().memory_budget_gb,
         },
     }  # fmt: skip
@@ -145,10 +145,10 @@ def _measured(
 def _metric_model_s(opened: OpenedSession, speed: Speed) -> float | None:
     """Returns the seconds that the metric model takes per window; None if it is not used."""
     session, metric_model = opened.session, opened.metric_model
-    if metric_model is None or session.plan is None:
+    if metric_model is None or session.memory.plan is None:
         return None
     seconds = []
-    for window in random_windows(session.plan, speed.views, speed.new, 1 + UNSEEN):
+    for window in random_windows(session.memory.plan, speed.views, speed.new, 1 + UNSEEN):
         estimate = WindowEstimate.of(session.infer(window))
         start = time.perf_counter()
         metric_model.measure(window, estimate)
@@ -177,7 +177,7 @@ def _machine(session: InferenceSession) -> dict[str, Any]:
 def _what_ran(
     config: PipelineConfig, options: BenchOptions, session: InferenceSession, speed: Speed
 ) -> dict[str, Any]:
-    plan, status = session.plan or speed.planned, session.status()
+    plan, status = session.memory.plan or speed.planned, session.status()
     return {
         "model": config.inference.model,
         "checkpoint": config.inference.checkpoint,
@@ -185,7 +185,7 @@ def _what_ran(
         "precision": status.precision,
         "int8_weight_bits": status.int8_weight_bits,
         "attention": status.attention,
-        "compile": session.compile_mode or "off",
+        "compile": session.loaded.compiler.mode or "off",
         "image": list(options.image),
         "network_image": [plan.width, plan.height],
         "views": speed.views,

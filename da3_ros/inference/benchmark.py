@@ -56,15 +56,15 @@ def measure_speed(
     ``views``: views per window, if fewer than planned. ``on_window`` is called after each window.
     Raises WindowTooLargeError.
     """
-    planned = session.plan
+    planned = session.memory.plan
     assert planned is not None, "call fit first"
     warming: list[float] = []
     for _ in range(MAX_REPLANS):
-        plan = session.plan or planned
+        plan = session.memory.plan or planned
         warming += _run(session, plan, views, warm_up, on_window)
-        if session.plan is None or session.plan.repeatable() == plan.repeatable():
+        if session.memory.plan is None or session.memory.plan.repeatable() == plan.repeatable():
             break  # otherwise a measured window has changed the plan: warm up again
-    plan = session.plan or planned
+    plan = session.memory.plan or planned
     return Speed(
         views=_views(plan, views),
         new=_new(plan, views),

@@ -52,14 +52,44 @@ class SessionStatus:
     degraded: tuple[str, ...] = ()  # reductions of the results, caused by the memory budget
 
 
+class Memory:
+    """The memory budget of a session, and the plan that follows from it; by default of a session
+    that takes no memory. Any thread may read ``plan`` and call ``check_budget``."""
+
+    plan: Plan | None = None  # in force; None before the first plan, or if there are no plans
+
+    def fit(self, image: tuple[int, int], window: int, new: int) -> Limits | None:
+        """Limits that the budget sets for images of (width, height); None: no limit.
+
+        Raises BudgetError if nothing fits.
+        """
+        return None
+
+    def use_plan(self, plan: Plan) -> None:
+        """Use ``plan`` whatever the budget is. Raises ValueError if there are no plans."""
+        raise ValueError("a plan needs a network; this session has none")
+
+    def check_budget(self, memory_budget_gb: float) -> None:
+        """Raise BudgetError if nothing fits into this budget; changes nothing."""
+        return
+
+    def set_budget(self, memory_budget_gb: float) -> None:
+        """Set the budget. Raises BudgetError, and changes nothing, if nothing fits."""
+        return
+
+    def undone_if_refused(self) -> AbstractContextManager[None]:
+        """A BudgetError inside this context restores the budget and all plans from before."""
+        return nullcontext()
+
+
 class Session(ABC):
-    """Runs windows through a network. One thread owns it; any thread may call ``check_budget``,
-    ``status`` and ``plan``.
+    """Runs windows through a network. One thread owns it; any thread may call ``status``.
 
     Only ``infer`` has to be implemented. The other methods default to those of a session that
-    takes no memory: no plan, any budget, nothing to prefetch.
+    takes no memory: nothing to plan or prefetch.
     """
 
+    memory: Memory = Memory()
     # The motion error that is the same in every window; None: not measured.
     motion_error: MotionError | None = None
     # Called while a window runs on an asynchronous device.
@@ -97,34 +127,6 @@ class Session(ABC):
         Raises BudgetError if nothing fits, so that the caller need not begin.
         """
         return
-
-    @property
-    def plan(self) -> Plan | None:
-        """The memory plan in force; None before the first plan, or if the session has none."""
-        return None
-
-    def fit(self, image: tuple[int, int], window: int, new: int) -> Limits | None:
-        """Limits that the memory budget sets for images of (width, height); None: no limit.
-
-        Raises BudgetError if nothing fits.
-        """
-        return None
-
-    def use_plan(self, plan: Plan) -> None:
-        """Use ``plan`` whatever the budget is. Raises ValueError if the session has no plans."""
-        raise ValueError("a plan needs a network; this session has none")
-
-    def check_budget(self, memory_budget_gb: float) -> None:
-        """Raise BudgetError if nothing fits into this budget; changes nothing."""
-        return
-
-    def set_budget(self, memory_budget_gb: float) -> None:
-        """Set the memory budget. Raises BudgetError, and changes nothing, if nothing fits."""
-        return
-
-    def undone_if_refused(self) -> AbstractContextManager[None]:
-        """A BudgetError inside this context restores the budget and all plans from before."""
-        return nullcontext()
 
     def status(self) -> SessionStatus:
         """The current device, precision and memory."""

@@ -92,11 +92,6 @@ class LoadedNetwork:
         return self._torch.compiling or (self._engines is not None and self._engines.preparing)
 
     @property
-    def compile_mode(self) -> str:
-        """The mode of torch.compile; "" if the network is not compiled."""
-        return self.compiler.mode
-
-    @property
     def lower_precision(self) -> torch.dtype | None:
         """The 16-bit type that a plan may use if memory is short; None: not allowed.
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from da3_ros.inference.devices import Device, DeviceError
 from da3_ros.inference.feature_cache import CachePolicy, FeatureCache
+from da3_ros.inference.interfaces import Memory
 from da3_ros.inference.loaded_network import LoadedNetwork
 from da3_ros.inference.planner import (
     GIB,
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 FREE_SHARE = 0.9  # of the free memory, when no budget is given
 
 
-class MemoryGovernor:
+class MemoryGovernor(Memory):
     """Owns the budget, the plan, the measured memory of windows, and the fallback in force.
 
     Applies plan and fallback to the network. One thread owns it; any thread may call

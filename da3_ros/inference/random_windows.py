@@ -20,8 +20,8 @@ def slide(
     The session must have a plan. The wanted views are as in the pipeline: new views, and shared
     views for alignment. ``unseen``: no view was in a window before.
     """
-    assert session.plan is not None
-    for window in random_windows(session.plan, views, new, windows, unseen=unseen):
+    assert session.memory.plan is not None
+    for window in random_windows(session.memory.plan, views, new, windows, unseen=unseen):
         yield session.infer(window)
 
 

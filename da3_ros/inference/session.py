@@ -7,14 +7,13 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
 import cv2
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from da3_ros.backends.compiled import CHECKS
 from da3_ros.config import InferenceConfig
@@ -25,7 +24,7 @@ from da3_ros.inference.interfaces import Running, Session, SessionStatus
 from da3_ros.inference.loaded_network import LoadedNetwork
 from da3_ros.inference.loading import int8_weight_bits
 from da3_ros.inference.memory_governor import MemoryGovernor
-from da3_ros.inference.planner import GIB, CompanionModel, Plan, Request
+from da3_ros.inference.planner import GIB, CompanionModel, Request
 from da3_ros.inference.preprocess import normalize, resize_to, scaled_size
 from da3_ros.inference.random_windows import usual_window
 from da3_ros.network import MODELS, ModelSpec, metric
@@ -49,6 +48,8 @@ class InferenceSession(Session):
     features that later windows use again.
     Raises CheckpointError, DeviceError or ValueError at construction, each with one line.
     """
+
+    memory: MemoryGovernor
 
     def __init__(
         self,
@@ -99,30 +100,15 @@ class InferenceSession(Session):
         self._waited_s: deque[float] = deque(maxlen=5)  # waits for the newest windows' results
 
     @property
-    def device(self) -> torch.device:
-        """The torch device of the network."""
-        return self.hardware.device
-
-    @property
-    def network(self) -> nn.Module:
-        """The network's module."""
-        return self.loaded.module
-
-    @property
     def takes_poses(self) -> bool:
         """Whether windows may have known poses."""
         return self._poses and self.spec.multi_view
 
-    @property
-    def compile_mode(self) -> str:
-        """The mode of torch.compile; "" if the network is not compiled."""
-        return self.loaded.compile_mode
-
     def status(self) -> SessionStatus:
         """The current device, precision and memory."""
-        plan = self.plan
+        plan = self.memory.plan
         return SessionStatus(
-            device=str(self.device),
+            device=str(self.hardware.device),
             precision=str(self.loaded.precision).removeprefix("torch."),
             int8_weight_bits=int8_weight_bits(self.loaded.precision),
             attention=self.loaded.attention,
@@ -136,35 +122,10 @@ class InferenceSession(Session):
 
     # Memory --------------------------------------------------------------------------------------
 
-    @property
-    def plan(self) -> Plan | None:
-        """The memory plan in force; None before ``fit``, ``use_plan`` or the first window."""
-        return self.memory.plan
-
     def plan_ahead(self, window: int, new: int) -> None:
         """As ``Session.plan_ahead``; for images of 4:3, until a camera has sent one."""
         self.memory.fit(GUESS, window, new, guess=True)
         self.memory.requests.note_guess()
-
-    def fit(self, image: tuple[int, int], window: int, new: int) -> Plan:
-        """As ``MemoryGovernor.fit``."""
-        return self.memory.fit(image, window, new)
-
-    def use_plan(self, plan: Plan) -> None:
-        """As ``MemoryGovernor.use_plan``."""
-        self.memory.use_plan(plan)
-
-    def check_budget(self, memory_budget_gb: float) -> None:
-        """As ``MemoryGovernor.check_budget``; any thread may call it, even during a window."""
-        self.memory.check_budget(memory_budget_gb)
-
-    def set_budget(self, memory_budget_gb: float) -> None:
-        """As ``MemoryGovernor.set_budget``."""
-        self.memory.set_budget(memory_budget_gb)
-
-    def undone_if_refused(self) -> AbstractContextManager[None]:
-        """As ``MemoryGovernor.undone_if_refused``."""
-        return self.memory.undone_if_refused()
 
     # Windows -------------------------------------------------------------------------------------
 
@@ -197,7 +158,7 @@ class InferenceSession(Session):
 
         Only saves time: without it, or if memory is short, ``infer`` does the same work.
         """
-        plan = self.plan
+        plan = self.memory.plan
         policy = None if plan is None else self.memory.cache_policy(plan.window)
         if policy is None:
             return
@@ -225,11 +186,12 @@ class InferenceSession(Session):
         plan = self.memory.fit(image or GUESS, window, new, guess=image is None)
         given = usual_window(plan, poses=self.takes_poses)
         done = None
-        for _ in range(CHECKS.get(self.compile_mode, 1)):
+        compiler = self.loaded.compiler
+        for _ in range(CHECKS.get(compiler.mode, 1)):
             if stopping():
                 return None
             done = given, self.rehearse(given)
-            if not self.compile_mode:
+            if not compiler.mode:
                 break  # only the compiler needs more than one window
         return done
 

@@ -32,9 +32,7 @@ from da3_ros.parameter_schema import ConfigError
 from da3_ros.pipeline.multi_camera import alone, open_pipelines
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.sensors.frame_annotator import FrameAnnotator
-from da3_ros.sensors.pose_prior import PosePrior
 from da3_ros.sensors.rig_sync import Instant
-from da3_ros.sensors.slam_corrections import SlamCorrections
 from da3_ros.sensors.transform_tree import TransformTree
 from da3_ros.types import Frame, TrackedFrame, WindowReport
 
@@ -67,16 +65,21 @@ class Stream:
         Raises BudgetError if the memory budget admits no window, and as ``open_pipelines``.
         """
         self.config, self.host = config, host
-        prior = open_prior(config, transforms)
-        slam = open_corrections(config, transforms, prior)
-        self._annotator = FrameAnnotator(config.pipeline, transforms, prior, host.warn, slam)
+        self.prior = open_prior(config, transforms)  # the robot's own poses, if they are used
+        self.slam = open_corrections(config, transforms, self.prior)  # if another SLAM is followed
+        self._annotator = FrameAnnotator(
+            config.pipeline, transforms, self.prior, host.warn, self.slam
+        )
         pipelines = _open_live(config.pipeline, session)
         saved = scenes_at_start(config, list(pipelines))  # before any file of this run is made
         record_keyframes(pipelines, config)
+        self.pipelines = list(pipelines.values())  # one, or one per camera
+        self.pipeline = self.pipelines[0]  # the first camera's
+        self.session = self.pipeline.session  # shared by all scenes
         self.scene_streams = {
             name: SceneStream(
                 name, pipeline, config, lib, host, transforms,
-                prior=prior is not None, additional=i > 0,
+                prior=self.prior is not None, additional=i > 0,
             )
             for i, (name, pipeline) in enumerate(pipelines.items())
         }  # fmt: skip
@@ -88,22 +91,18 @@ class Stream:
         self.published, self.arrived = Events(), Events()
         self.stages, self.growth = Stages(), Growth()
         self.publisher: Publisher | None = None  # publishes on its own thread; None: on the worker
-        self._accounts = FrameAccounts(self.scene_streams)
-        self._chooser = WindowChooser(self.scene_streams, host, self._accounts, self.stages)
-        self._session = self._first.pipeline.session  # shared by all scenes
-        self._session.on_window_running = self._chooser.choose_ahead
+        self._first = self.scene_streams[next(iter(pipelines))]
+        self.accounts = FrameAccounts(self.scene_streams)
+        self._chooser = WindowChooser(self.scene_streams, host, self.accounts, self.stages)
+        self.session.on_window_running = self._chooser.choose_ahead
         if saved:
             self._begin_in(saved)
 
     def put(self, raw: RawFrame) -> None:
         """Add a new image; called from callbacks."""
-        self._accounts.receive()
+        self.accounts.receive()
         self.arrived.add(self.host.now_ns())
         self.scene_streams.get(raw.camera, self._first).put(raw)
-
-    def discard(self, cause: str, images: int) -> None:
-        """Count images that were received and are not used; called from callbacks."""
-        self._accounts.discard(cause, images)
 
     def put_rest(self) -> None:
         """Queue incomplete instants: no more images will come."""
@@ -121,39 +120,9 @@ class Stream:
                 return False
             self._run(chosen)
         except Exception:
-            self._accounts.lose("failed", self._accounts.in_processing(self._chooser.images))
+            self.accounts.lose("failed", self.accounts.in_processing(self._chooser.images))
             raise
         return True
-
-    @property
-    def pipeline(self) -> Pipeline:
-        """The first camera's pipeline."""
-        return self._first.pipeline
-
-    @property
-    def pipelines(self) -> list[Pipeline]:
-        """One pipeline, or one per camera."""
-        return [scene_stream.pipeline for scene_stream in self.scene_streams.values()]
-
-    @property
-    def prior(self) -> PosePrior | None:
-        """The robot's own poses; None if they are not used."""
-        return self._annotator.prior
-
-    @property
-    def slam(self) -> SlamCorrections | None:
-        """What another SLAM says; None if none is followed."""
-        return self._annotator.slam
-
-    @property
-    def received(self) -> int:
-        """Number of received images."""
-        return self._accounts.received
-
-    @property
-    def processed(self) -> int:
-        """Number of processed images of all cameras."""
-        return self._accounts.processed
 
     def warm_up(self, stopping: Callable[[], bool] = lambda: False) -> None:
         """Run the network once before the first frame, on the worker; new frames wait.
@@ -163,7 +132,7 @@ class Stream:
         """
         start = time.perf_counter()
         try:
-            done = self._first.pipeline.inference.warm_up(stopping)
+            done = self.pipeline.inference.warm_up(stopping)
         except WindowTooLargeError as error:  # the cameras' images may be smaller
             self.host.warn(f"no warm-up: {error}")
             return
@@ -190,10 +159,6 @@ class Stream:
                 out[name] = StoredSoFar(flush.folder, flush.done, keyframes)
         return out
 
-    def check_budget(self, memory_budget_gb: float) -> None:
-        """Raise BudgetError if nothing fits the budget (GiB). Callable from any thread."""
-        self._session.check_budget(memory_budget_gb)
-
     def reset(self) -> None:
         """Forget window, odometry and map."""
         self._drain()
@@ -217,7 +182,9 @@ class Stream:
         if config.inference.memory_budget_gb == before.memory_budget_gb:
             return
         try:
-            with self._session.undone_if_refused():  # undone for all cameras if one does not fit
+            with (
+                self.session.memory.undone_if_refused()
+            ):  # undone for all cameras if one does not fit
                 for scene_stream in self.scene_streams.values():
                     scene_stream.pipeline.set_budget(config.inference.memory_budget_gb)
         except BudgetError as error:
@@ -303,22 +270,14 @@ class Stream:
         for scene_stream in self.scene_streams.values():
             scene_stream.refresh_map()
 
-    def drop_counts(self) -> dict[str, int]:
-        """Returns the number of lost images by cause."""
-        return self._accounts.drop_counts()
-
     def latency(self) -> tuple[float, float]:
         """Median and 95th percentile of stamp to publication, seconds; NaN before the first."""
         return median_and_p95(list(self.latencies))
 
-    @property
-    def _first(self) -> SceneStream:
-        return next(iter(self.scene_streams.values()))
-
     def _forget_next(self) -> None:
         """Discard frames that were taken from the queues and not yet processed."""
         self._chooser.forget_ahead()
-        self._accounts.lose("cleared", self._accounts.in_processing(0) + self._accounts.waiting)
+        self.accounts.lose("cleared", self.accounts.in_processing(0) + self.accounts.waiting)
 
     def _run(self, chosen: NextWindow) -> None:
         for frames in chosen.instants:
@@ -330,7 +289,7 @@ class Stream:
 
     def _deliver(self, scene_stream: SceneStream, frame: TrackedFrame) -> None:
         scene_stream.output.place_map(frame)
-        self._accounts.deliver()
+        self.accounts.deliver()
         if self.publisher is None:
             self._publish(scene_stream, frame)
         else:

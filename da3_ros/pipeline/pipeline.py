@@ -202,7 +202,7 @@ class Pipeline:
 
     def set_budget(self, memory_budget_gb: float) -> None:
         """Sets a new memory budget between two windows. Raises BudgetError if nothing fits."""
-        self.session.set_budget(memory_budget_gb)
+        self.session.memory.set_budget(memory_budget_gb)
         self.builder.fit(self.session)
 
     def _in_time(self, frame: Frame) -> bool:

@@ -107,7 +107,7 @@ class WindowBuilder:
         self.window_size, self._new = window.size, window.new
         if self._image_size is None:
             return
-        limits = session.fit(self._image_size, window.size, window.new * cameras)
+        limits = session.memory.fit(self._image_size, window.size, window.new * cameras)
         if limits is not None:
             self.process_res, self.window_size = limits.process_res, limits.window
             self._new = max(1, limits.new // cameras)  # instants, each with a view per camera

@@ -101,7 +101,7 @@ def _refinement(scenes: dict[str, ReplayScene]) -> dict[str, Any]:
 
 def _plan(pipeline: Pipeline) -> dict[str, Any] | None:
     """Returns the plan without budget and measurements, which differ from run to run."""
-    plan, limits = pipeline.session.plan, pipeline.refinement.limits
+    plan, limits = pipeline.session.memory.plan, pipeline.refinement.limits
     if plan is None:
         return None
     return plan.repeatable() | {"refinement": dataclasses.asdict(limits)}

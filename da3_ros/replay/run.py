@@ -155,7 +155,7 @@ def _open_pipelines(
     if done is not None:
         limits = done.limits
         if done.plan is not None:
-            session.use_plan(done.plan)
+            session.memory.use_plan(done.plan)
     elif options.plan is not None:
         limits = _use_plan(session, options.plan, config.refinement.max_ms > 0)
     pipelines = open_pipelines(config, session, metric_model, limits=limits)
@@ -167,7 +167,7 @@ def _open_pipelines(
 def _plan(pipelines: dict[str, Pipeline]) -> tuple[Plan | None, SolverLimits]:
     """Returns the plans of memory and of the refinement."""
     first = next(iter(pipelines.values()))
-    return first.session.plan, first.refinement.limits
+    return first.session.memory.plan, first.refinement.limits
 
 
 def _annotator(
@@ -195,7 +195,7 @@ def _use_plan(session: Session, path: Path, limited: bool) -> SolverLimits | Non
         limits = plan.pop("refinement", None) if isinstance(plan, dict) else None
         if limits is None and limited:
             log.warning("--plan %s: no limits of the refinement, which is measured anew", path)
-        session.use_plan(Plan.from_json(json.dumps(plan)))
+        session.memory.use_plan(Plan.from_json(json.dumps(plan)))
         return None if limits is None else SolverLimits.from_values(limits)
     except (ValueError, TypeError) as error:
         raise ReplayError(f"--plan {path}: {error}") from error

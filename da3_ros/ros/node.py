@@ -124,7 +124,7 @@ class Da3Node(LifecycleNode):
             lambda text: self.warn(text, SAME_S),
         )  # fmt: skip
         spec = MODELS[config.pipeline.inference.model]
-        device = stream.pipeline.session.status().device or "?"
+        device = stream.session.status().device or "?"
         self.log.info(f"{spec.name} on {device}, weights under {spec.license}")
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -255,7 +255,7 @@ class Da3Node(LifecycleNode):
     def discard(self, cause: str, images: int) -> None:
         """Count images that are not used on purpose, without a warning."""
         if self.runner is not None:
-            self.runner.stream.discard(cause, images)
+            self.runner.stream.accounts.discard(cause, images)
 
     # Callbacks ---------------------------------------------------------------------------------
 

@@ -84,7 +84,7 @@ class ParameterChanges:
     def _why_not(self, stream: Stream, memory_budget_gb: float) -> str:
         """Returns one line that says why a budget (GiB) is rejected; empty if it fits."""
         try:
-            stream.check_budget(memory_budget_gb)
+            stream.session.memory.check_budget(memory_budget_gb)
         except BudgetError as error:
             return f"{BUDGET}: {error}"
         except Exception as error:  # raised, it would leave the caller without an answer

@@ -53,7 +53,7 @@ def status(node: NodeFacts, stream: Stream | None) -> Any:
     median, p95 = stream.latency()
     scenes = stream.pipelines
     scale = stream.last_report.scale if stream.last_report else None
-    session = dataclasses.asdict(stream.pipeline.session.status())
+    session = dataclasses.asdict(stream.session.status())
     own_keys = (
         "backend",
         "backend_since",
@@ -68,9 +68,9 @@ def status(node: NodeFacts, stream: Stream | None) -> Any:
         window_size=stream.pipeline.builder.window_size,
         process_size=stream.process_size,
         **{name: value for name, value in session.items() if name not in own_keys},
-        frames_received=stream.received,
-        frames_processed=stream.processed,
-        drops=stream.drop_counts() | lost,
+        frames_received=stream.accounts.received,
+        frames_processed=stream.accounts.processed,
+        drops=stream.accounts.drop_counts() | lost,
         input_hz=stream.arrived.rate_hz(),
         output_hz=stream.published.rate_hz(),
         latency_median_s=median,
@@ -122,7 +122,7 @@ def _backend(stream: Stream | None) -> dict[str, Any]:
     """Returns the runtime of the newest window, the first window on it, and the bits of int8."""
     if stream is None or stream.last_report is None:
         return {}
-    session = stream.pipeline.session.status()
+    session = stream.session.status()
     bits = session.int8_weight_bits
     return {"backend": session.backend, "backend_since_window": session.backend_since} | (
         {} if bits is None else {"int8_weight_bits": bits}
@@ -245,7 +245,7 @@ def _facts(node: NodeFacts, stream: Stream | None, drops: dict[str, int]) -> Fac
         refused="windows_refused" in growing,
         unrefined="refinement_failed" in growing,
         unpublished="publish_failed" in growing,
-        degraded=stream.pipeline.session.status().degraded,
+        degraded=stream.session.status().degraded,
         scale="" if scale.scale.metric else f"{unknown}: lengths are not in metres",
         map_fault=next(filter(None, map(map_fault, stream.pipelines)), ""),
         stamp_age_s=math.nan if node.images is None else node.images.stamp_age_s,

@@ -51,7 +51,7 @@ def test_a_toy_backend_runs_a_window(frames):
     found = session.infer(window_of(frames))
     assert session.status().backend == "toy"
     assert session.status().backend_since == 0
-    assert session.plan.backend == "toy"
+    assert session.memory.plan.backend == "toy"
     expected = session_of("torch").infer(window_of(frames))
     np.testing.assert_allclose(found.depth, 2 * expected.depth, rtol=1e-5)
 
@@ -83,7 +83,7 @@ def test_the_table_of_plans_has_the_toy(capsys):
 def test_the_plan_of_a_toy_is_read_again(frames):
     session = session_of()
     session.infer(window_of(frames))
-    text = json.dumps(session.plan.repeatable())
+    text = json.dumps(session.memory.plan.repeatable())
     assert Plan.from_json(text).backend == "toy"
     with pytest.raises(BudgetError, match="unknown backend 'onnx'"):
         Plan.from_json(text.replace('"toy"', '"onnx"'))

@@ -100,14 +100,14 @@ def test_any_stream_is_compiled_and_right():
     counting = Counting("aot_eager")
     session, plain = session_of(counting), session_of()
     for s in (session, plain):
-        s.fit((56, 42), 4, 1)
+        s.memory.fit((56, 42), 4, 1)
     for window in windows_of_a_stream():
         expected = plain.infer(window)
         for _ in range(
             CALLS_BEFORE_COMPILING + 1
         ):  # the last ones compile, and run what was compiled
             close(session.infer(window), expected)
-    assert session.compile_mode
+    assert session.loaded.compiler.mode
     shapes = {(len(w.views), len(w.wanted or w.views)) for w in windows_of_a_stream()}
     assert len(shapes) > LIMIT
     encoded = session.loaded.compiler.compiled - len(shapes)
@@ -160,11 +160,11 @@ def test_inductors_encoder_equals_plain_code(caplog):
     session, plain = session_of(inductor), session_of()
     some = views(8)
     for s in (session, plain):
-        s.fit((56, 42), 4, 1)
+        s.memory.fit((56, 42), 4, 1)
     for k in range(5):
         window = Window(k, tuple(some[k : k + 4]), 1, (k % 2, 2, 3))
         close(session.infer(window), plain.infer(window))
-    assert session.compile_mode == "default"
+    assert session.loaded.compiler.mode == "default"
     assert session.loaded.compiler.compiled == 2
     assert sorted(compiled) == ["aot_eager", "inductor"]
     assert "uncompiled" not in caplog.text
@@ -181,7 +181,7 @@ def test_a_compiler_that_does_not_work_is_not_waited_for(monkeypatch, caplog):
             window = Window(k, tuple(some[: k + 1]), 1)
             found = session.infer(window)
     assert "running uncompiled" in caplog.text
-    assert session.compile_mode == ""
+    assert session.loaded.compiler.mode == ""
     close(found, session_of().infer(window))
 
 
@@ -213,7 +213,7 @@ def test_a_wrong_program_is_not_used_and_reported_once(caplog):
     for k in range(4):
         window = Window(k, tuple(some), 1)
         close(session.infer(window), plain.infer(window), 1e-5)
-    assert session.compile_mode == ""
+    assert session.loaded.compiler.mode == ""
     assert caplog.text.count("torch.compile does not work here") == 1
 
 
@@ -231,7 +231,7 @@ def test_a_failing_shape_after_working_ones_costs_only_itself(caplog):
     for n in (4, 4, 4, 6, 6, 6, 4):
         window = Window(n, tuple(some[:n]), 1)
         close(session.infer(window), plain.infer(window), 2e-3)
-    assert session.compile_mode == "default"
+    assert session.loaded.compiler.mode == "default"
     assert caplog.text.count("fails for a shape") == 1
 
 
@@ -276,7 +276,7 @@ def test_out_of_memory_of_a_checked_program_passes():
 def test_cuda_graphs_go_with_the_plan_and_when_memory_runs_out(mode, left):
     session, some = session_of(Counting()), views(3)
     session.loaded.compiler.mode = mode
-    session.fit((56, 42), 3, 1)
+    session.memory.fit((56, 42), 3, 1)
 
     def run():
         for _ in range(3):
@@ -285,9 +285,11 @@ def test_cuda_graphs_go_with_the_plan_and_when_memory_runs_out(mode, left):
         assert len(session.loaded.compiler._programs) >= 2
 
     run()
-    session.use_plan(dataclasses.replace(session.plan, chunks=session.plan.chunks))
+    session.memory.use_plan(
+        dataclasses.replace(session.memory.plan, chunks=session.memory.plan.chunks)
+    )
     assert len(session.loaded.compiler._programs) == 2  # nothing changed
-    session.use_plan(dataclasses.replace(session.plan, width=84))
+    session.memory.use_plan(dataclasses.replace(session.memory.plan, width=84))
     assert len(session.loaded.compiler._programs) == left
     run()
     session.memory.apply_fallback(0, len(some))
@@ -445,7 +447,7 @@ def test_beyond_the_bound_the_oldest_unused_program_leaves(monkeypatch, caplog):
 @pytest.mark.slow
 def test_a_windows_compiling_is_not_measured(monkeypatch):
     session, some = session_of(Counting()), views(4)
-    session.fit((56, 42), 4, 1)
+    session.memory.fit((56, 42), 4, 1)
     measured = []
     monkeypatch.setattr(
         session.hardware,

@@ -225,13 +225,13 @@ def test_a_budget_without_room_for_an_engine_runs_torch_and_warns(walk, caplog):
     with caplog.at_level(logging.WARNING):
         for n in range(3):
             session.infer(Window(n, views(frames[:3]), 1))
-    assert (session.status().backend, session.plan.backend) == ("torch", "torch")
+    assert (session.status().backend, session.memory.plan.backend) == ("torch", "torch")
     assert caplog.text.count("memory_budget_gb is too small for an engine of openvino") == 1
-    session.set_budget(2.0)
+    session.memory.set_budget(2.0)
     session.infer(Window(3, views(frames[:3]), 1))
-    assert (session.status().backend, session.plan.backend) == ("openvino", "openvino")
+    assert (session.status().backend, session.memory.plan.backend) == ("openvino", "openvino")
     assert session.status().backend_since == 3
-    session.set_budget(0.3)
+    session.memory.set_budget(0.3)
     session.infer(Window(4, views(frames[:3]), 1))
     assert session.status().backend == "torch"
 
@@ -243,7 +243,7 @@ def test_engines_leave_memory_when_the_budget_forces_torch(walk):
     session.infer(window)
     engine = weakref.ref(session.loaded.backend)
     assert session.memory.meter._kept > 0
-    session.set_budget(0.3)
+    session.memory.set_budget(0.3)
     gc.collect()
     assert engine() is None
     assert session.memory.meter._kept == 0
@@ -255,21 +255,21 @@ def test_engines_leave_memory_when_the_budget_forces_torch(walk):
 def test_each_image_size_in_use_has_its_engine_and_its_memory_in_the_plan(walk):
     frames = walk[1]
     wide = [dataclasses.replace(f, image=f.image[:28].copy()) for f in frames[:3]]
-    one = session_of("auto").fit(SIZE, 4, 1)
+    one = session_of("auto").memory.fit(SIZE, 4, 1)
     session = InferenceSession(
         InferenceConfig(**TINY, checkpoint=WEIGHTS, backend="auto"), poses=False, streams=2
     )
     for n in range(4):
         given = (frames[:3], wide)[n % 2]
-        session.fit(given[0].image.shape[1::-1], 4, 1)
+        session.memory.fit(given[0].image.shape[1::-1], 4, 1)
         session.infer(Window(n, views(given), 1))
         assert session.status().backend == "openvino"
     assert set(session.loaded._engines._jobs) == {(42, 56), (28, 56)}
-    both = session.fit(SIZE, 4, 1)
-    assert both.weights - one.weights > 0.9 * (one.weights - weight_bytes(session.network))
+    both = session.memory.fit(SIZE, 4, 1)
+    assert both.weights - one.weights > 0.9 * (one.weights - weight_bytes(session.loaded.module))
     alone = session_of("auto")
     for n, given in enumerate((frames[:3], wide)):  # one camera whose size changes
-        alone.fit(given[0].image.shape[1::-1], 4, 1)
+        alone.memory.fit(given[0].image.shape[1::-1], 4, 1)
         alone.infer(Window(n, views(given), 1))
         assert alone.status().backend == "openvino"
         assert len(alone.loaded._engines._jobs) == 1
@@ -283,7 +283,7 @@ def test_a_session_that_does_not_wait_measures_the_engine_too(walk):
     )  # fmt: skip
     assert session.warm_up(4, 1) is not None
     assert session.status().backend == "torch"
-    first = session.fit(SIZE, 4, 1)
+    first = session.memory.fit(SIZE, 4, 1)
     end, used = time.monotonic() + 60, []
     while used.count("openvino") < 4:
         assert time.monotonic() < end
@@ -293,7 +293,7 @@ def test_a_session_that_does_not_wait_measures_the_engine_too(walk):
     assert used[0] == "torch"
     assert session.memory.measured
     assert session.status().backend_since == used.index("openvino")
-    assert first.backend == session.plan.backend == "openvino"
+    assert first.backend == session.memory.plan.backend == "openvino"
 
 
 def test_out_of_memory_in_an_engine_runs_the_window_on_torch(walk, monkeypatch):
@@ -331,13 +331,13 @@ def test_an_engine_that_fails_costs_no_window(walk, monkeypatch, caplog):
 
 
 def test_a_plan_for_an_engine_needs_one(walk):
-    plan = session_of("auto").fit(SIZE, 4, 1)
+    plan = session_of("auto").memory.fit(SIZE, 4, 1)
     assert plan.backend == "openvino"
     session = session_of("torch")
     with pytest.raises(DeviceError, match="the plan is for backend openvino"):
-        session.use_plan(plan)
+        session.memory.use_plan(plan)
     pinned = session_of("auto")
-    pinned.use_plan(dataclasses.replace(plan, backend="torch"))
+    pinned.memory.use_plan(dataclasses.replace(plan, backend="torch"))
     pinned.infer(Window(0, views(walk[1][:3]), 1))
     assert pinned.status().backend == "torch"
 

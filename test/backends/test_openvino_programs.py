@@ -91,7 +91,7 @@ config = InferenceConfig(
     "da3-tiny", "random", "cpu", "openvino", sys.argv[1], mixed_precision="off", process_res=56
 )
 session = InferenceSession(config, poses=False, wait_for_engine=sys.argv[2] == "wait")
-session.fit((56, 42), 4, 1)
+session.memory.fit((56, 42), 4, 1)
 print("begun", flush=True)
 while sys.argv[2] == "stay":
     pass

@@ -194,7 +194,7 @@ def on_gpu():
 @pytest.mark.parametrize("poses", long_after(1, [True, False]))
 def test_windows_stay_on_the_gpu_in_the_right_types(gpu, precision, poses):
     session = open_session(mixed_precision=precision)
-    session.fit((84, 56), 4, 1)
+    session.memory.fit((84, 56), 4, 1)
     sliding = window(4, poses=poses)
     session.prefetch(sliding.views[0].image)
     for wanted in (None, (0, 3)):
@@ -203,19 +203,19 @@ def test_windows_stay_on_the_gpu_in_the_right_types(gpu, precision, poses):
         assert found.T_window_camera.shape == (4, 4, 4)
     on_gpu()
     assert {x.dtype for x in seen} == {torch.float32}
-    assert next(session.network.parameters()).device.type == "cuda"
+    assert next(session.loaded.module.parameters()).device.type == "cuda"
 
 
 @pytest.mark.slow
 def test_every_other_method_runs_on_a_gpu(gpu, monkeypatch):
     session = open_session()
-    plan = session.fit((84, 56), 4, 1)
+    plan = session.memory.fit((84, 56), 4, 1)
     assert plan.device == "cuda"
-    session.check_budget(2.0)
-    session.set_budget(4.0)
+    session.memory.check_budget(2.0)
+    session.memory.set_budget(4.0)
     assert session.warm_up(4, 1) is not None
-    session.use_plan(plan)
-    session.use_plan(dataclasses.replace(plan, prefix_on_host=True))
+    session.memory.use_plan(plan)
+    session.memory.use_plan(dataclasses.replace(plan, prefix_on_host=True))
     for _ in range(2):
         session.infer(window(4))
     for relief in (1, 2, 3):
@@ -231,7 +231,7 @@ def test_every_other_method_runs_on_a_gpu(gpu, monkeypatch):
 @pytest.mark.slow
 def test_running_out_on_a_gpu_runs_the_window_again(gpu, monkeypatch):
     session = open_session()
-    plain, left = session.network.decode, [1]
+    plain, left = session.loaded.module.decode, [1]
 
     def fail(*args, **kwargs):
         if left[0]:
@@ -239,7 +239,7 @@ def test_running_out_on_a_gpu_runs_the_window_again(gpu, monkeypatch):
             raise RuntimeError("CUDA error: out of memory")
         return plain(*args, **kwargs)
 
-    monkeypatch.setattr(session.network, "decode", fail)
+    monkeypatch.setattr(session.loaded.module, "decode", fail)
     assert session.infer(window(3)).depth.shape == (3, 56, 84)
     assert session.memory.fallback.level == 1
 
@@ -252,7 +252,7 @@ def test_the_other_kinds_of_networks_stay_on_the_gpu(gpu, monkeypatch, model):
     monkeypatch.setattr(module, "to_metres", as_metres)
     session = open_session(model)
     session._decoder._warned = True  # whether a focal length is a number cannot be asked of a fake
-    session.fit((84, 56), 3, 1)
+    session.memory.fit((84, 56), 3, 1)
     assert session.infer(window(3, wanted=(1, 2))).depth.shape == (3, 56, 84)
     on_gpu()
 
@@ -270,7 +270,11 @@ def same_place(*tensors):
 def test_the_metric_model_runs_on_the_same_gpu(gpu, monkeypatch):
     monkeypatch.setitem(MODELS, "da3metric-large", tiny_metric_spec())
     metric_model = MetricDepthModel(InferenceConfig("da3-tiny", "random", "cuda:0"), "random")
-    assert metric_model.device == open_session(device="cuda:0").device == torch.device("cuda", 0)
+    assert (
+        metric_model.device
+        == open_session(device="cuda:0").hardware.device
+        == torch.device("cuda", 0)
+    )
     out = metric_model._run([v.image for v in window(2).views])
     assert out.depth.device.type == out.sky.device.type == "cuda"
 

@@ -96,7 +96,7 @@ def test_compiled_and_plain_windows_give_equal_results(mode, precision, depth, p
         found = differences(compiled.infer(window), plain.infer(window))
         assert found[0] < depth
         assert found[1] < pose
-    assert compiled.compile_mode == ("reduce-overhead" if mode == "max" else "default")
+    assert compiled.loaded.compiler.mode == ("reduce-overhead" if mode == "max" else "default")
     assert compiled.loaded.compiler.compiled - warm <= 3  # windows with fewer wanted frames
     assert "uncompiled" not in caplog.text
     assert "torch.compile" not in caplog.text
@@ -110,7 +110,7 @@ def test_cuda_graphs_capture_encode_and_decode():
     session.warm_up(4, 1, image=IMAGE)
     for window in windows(8, 4):
         session.infer(window)
-    assert session.compile_mode == "reduce-overhead"
+    assert session.loaded.compiler.mode == "reduce-overhead"
     assert counters["inductor"].get("cudagraph_skips", 0) == 0
 
 
@@ -119,8 +119,8 @@ def test_cuda_graphs_capture_encode_and_decode():
 def test_the_predicted_peak_is_near_the_measured_one(model, precision):
     """Before any correction within a third, after it within a tenth or 100 MiB."""
     session = session_of(model, process_res=504, mixed_precision=precision, memory_budget_gb=8.0)
-    session.fit((640, 480), 8, 1)
-    first = session.plan.predicted
+    session.memory.fit((640, 480), 8, 1)
+    first = session.memory.plan.predicted
     for _ in slide(session, 8, 1, 4):
         pass
     session.memory.meter.peak = 0
@@ -128,24 +128,24 @@ def test_the_predicted_peak_is_near_the_measured_one(model, precision):
         pass
     assert session.memory.measured
     assert first == pytest.approx(session.memory.meter.peak, rel=0.35)
-    assert session.plan.predicted == pytest.approx(
+    assert session.memory.plan.predicted == pytest.approx(
         session.memory.meter.peak, rel=0.1, abs=100 * 2**20
     )
 
 
 def test_a_budget_holds_and_a_lowered_one_shrinks_once():
     session = session_of("da3-small", process_res=504, memory_budget_gb=4.0)
-    session.fit((640, 480), 8, 1)
+    session.memory.fit((640, 480), 8, 1)
     for _ in slide(session, 8, 1, 4):
         pass
-    plan = session.plan
-    session.set_budget((plan.predicted - 0.4 * plan.activations) / GIB)
+    plan = session.memory.plan
+    session.memory.set_budget((plan.predicted - 0.4 * plan.activations) / GIB)
     sizes = []
     for _ in range(6):
         session.memory.meter.peak = 0
-        for _ in slide(session, session.plan.window, 1, 1):
+        for _ in slide(session, session.memory.plan.window, 1, 1):
             pass
-        sizes.append(session.plan.process_res)
+        sizes.append(session.memory.plan.process_res)
         assert session.memory.meter.peak <= session.memory.budget * 1.02
     assert sizes[0] < 504
     assert len(set(sizes[1:])) == 1
@@ -154,14 +154,14 @@ def test_a_budget_holds_and_a_lowered_one_shrinks_once():
 def test_memory_that_runs_out_runs_the_window_again():
     """The GPU's own error, of its own allocator: the cap is below what the window needs."""
     session = session_of("da3-small", process_res=504)
-    session.fit((640, 480), 8, 1)
+    session.memory.fit((640, 480), 8, 1)
     windows_of = slide(session, 8, 1, 2)
     expected = next(windows_of)
     total = torch.cuda.mem_get_info()[1]
     session.feature_cache.clear()
     session.hardware.release()
     held = torch.cuda.memory_allocated()
-    need = session.plan.activations
+    need = session.memory.plan.activations
     torch.cuda.set_per_process_memory_fraction((held + 0.55 * need) / total)
     found = next(windows_of)
     assert session.memory.fallback.level > 0
@@ -181,7 +181,7 @@ def test_every_gpu_can_be_chosen_by_its_number():
         session = session_of(device=f"cuda:{index}")
         window = next(windows(1))
         assert np.isfinite(session.infer(window).depth).all()
-        assert next(session.network.parameters()).device.index == index
+        assert next(session.loaded.module.parameters()).device.index == index
     with pytest.raises(devices.DeviceError, match="one of cuda:0"):
         devices.open_device(f"cuda:{torch.cuda.device_count()}")
 

@@ -60,11 +60,11 @@ def close(a, b):
 @pytest.mark.slow
 def test_prefixes_are_computed_once_and_change_nothing(monkeypatch):
     session, some = make_session(), views(6)
-    session.fit((640, 480), 4, 1)
+    session.memory.fit((640, 480), 4, 1)
     encoded = []
-    plain = session.network.encode
+    plain = session.loaded.module.encode
     monkeypatch.setattr(
-        session.network, "encode", lambda x: encoded.append(x.shape[1]) or plain(x)
+        session.loaded.module, "encode", lambda x: encoded.append(x.shape[1]) or plain(x)
     )
     for i in range(3):
         sliding = window(some[i : i + 4])
@@ -76,13 +76,13 @@ def test_prefixes_are_computed_once_and_change_nothing(monkeypatch):
 
 def test_a_view_that_waits_is_begun_with(monkeypatch):
     session, some = make_session(), views(4)
-    session.fit((640, 480), 4, 3)
+    session.memory.fit((640, 480), 4, 3)
     for view in some[:3]:
         session.prefetch(view.image)
     encoded = []
-    plain = session.network.encode
+    plain = session.loaded.module.encode
     monkeypatch.setattr(
-        session.network, "encode", lambda x: encoded.append(x.shape[1]) or plain(x)
+        session.loaded.module, "encode", lambda x: encoded.append(x.shape[1]) or plain(x)
     )
     found = session.infer(window(some))
     assert encoded == [1]
@@ -91,8 +91,8 @@ def test_a_view_that_waits_is_begun_with(monkeypatch):
 
 def test_beginning_early_never_fails_for_memory(monkeypatch):
     session, some = make_session(), views(2)
-    session.fit((640, 480), 4, 2)
-    failing(monkeypatch, session.network, "encode", 1)
+    session.memory.fit((640, 480), 4, 2)
+    failing(monkeypatch, session.loaded.module, "encode", 1)
     session.prefetch(some[0].image)
     assert session.memory.fallback.level == 0
     assert np.isfinite(session.infer(window(some)).depth).all()
@@ -124,9 +124,9 @@ def test_out_of_memory_anywhere_runs_the_same_window_again(monkeypatch, caplog, 
     expected = session.infer(window(some))
     session.feature_cache.clear()
     owner, name = {
-        "encode": (session.network, "encode"),
-        "fuse": (session.network.backbone.pretrained, "fuse"),
-        "decode": (session.network.head, "decode"),
+        "encode": (session.loaded.module, "encode"),
+        "fuse": (session.loaded.module.backbone.pretrained, "fuse"),
+        "decode": (session.loaded.module.head, "decode"),
         "download": (module, "to_prediction"),
     }[stage]
     failing(monkeypatch, owner, name, times)
@@ -155,7 +155,7 @@ def failing(monkeypatch, owner, name, times):
 @pytest.mark.slow
 def test_an_oom_at_the_last_level_is_reported(monkeypatch):
     session = make_session()
-    failing(monkeypatch, session.network, "encode", 99)
+    failing(monkeypatch, session.loaded.module, "encode", 99)
     with pytest.raises(WindowTooLargeError, match=r"window\.size or process_res"):
         session.infer(window(views(2)))
 
@@ -163,7 +163,7 @@ def test_an_oom_at_the_last_level_is_reported(monkeypatch):
         raise RuntimeError("something else")
 
     other = make_session()
-    monkeypatch.setattr(other.network, "encode", broken)
+    monkeypatch.setattr(other.loaded.module, "encode", broken)
     with pytest.raises(RuntimeError, match="something else"):
         other.infer(window(views(2)))
 
@@ -172,7 +172,7 @@ def test_an_oom_at_the_last_level_is_reported(monkeypatch):
 def test_after_calm_it_climbs_back(monkeypatch):
     monkeypatch.setattr(memory_governor, "STABLE_WINDOWS", 3)
     session, some = make_session(), views(3)
-    failing(monkeypatch, session.network, "encode", 2)
+    failing(monkeypatch, session.loaded.module, "encode", 2)
     reliefs = []
     for _ in range(8):
         session.infer(window(some))
@@ -183,43 +183,43 @@ def test_after_calm_it_climbs_back(monkeypatch):
 @pytest.mark.slow
 def test_a_budget_makes_images_smaller_until_a_larger_one_comes():
     session = make_session(process_res=504)
-    plenty = session.fit((640, 480), 8, 1)
-    session.set_budget((plenty.weights + 0.5 * (plenty.predicted - plenty.weights)) / GIB)
-    small = session.plan
+    plenty = session.memory.fit((640, 480), 8, 1)
+    session.memory.set_budget((plenty.weights + 0.5 * (plenty.predicted - plenty.weights)) / GIB)
+    small = session.memory.plan
     assert small.process_res < 504
     assert small.predicted <= session.memory.budget
     with pytest.raises(BudgetError):
-        session.set_budget(0.01)
-    assert session.plan == small
-    session.set_budget(0)
-    assert session.plan.process_res == 504
+        session.memory.set_budget(0.01)
+    assert session.memory.plan == small
+    session.memory.set_budget(0)
+    assert session.memory.plan.process_res == 504
 
 
 def test_a_new_budget_caps_the_device_anew_and_ends_relief(monkeypatch):
     session = make_session()
-    session.fit((640, 480), 4, 1)
+    session.memory.fit((640, 480), 4, 1)
     session.memory.fallback.level = 2
     caps = []
     monkeypatch.setattr(session.hardware, "cap", caps.append)
-    session.set_budget(1.5)
+    session.memory.set_budget(1.5)
     assert caps == [int(1.5 * GIB)]
     assert session.memory.fallback.level == 0
-    assert session.network.chunks == session.plan.chunks
+    assert session.loaded.module.chunks == session.memory.plan.chunks
 
 
 @pytest.mark.slow
 def test_16_bits_that_a_budget_forced_end_with_it(monkeypatch):
     monkeypatch.setattr(Cpu, "native_half", lambda self: None)
     session = make_session(mixed_precision="auto", process_res=504)
-    plenty = session.fit((640, 480), 8, 1)
+    plenty = session.memory.fit((640, 480), 8, 1)
     assert plenty.precision == "float32"
     expected = session.infer(window(views(2)))
     for share in np.arange(0.95, 0.5, -0.03):  # until pieces alone no longer do
-        session.set_budget(share * plenty.predicted / GIB)
+        session.memory.set_budget(share * plenty.predicted / GIB)
         if session.loaded.precision == torch.bfloat16:
             break
-    assert session.plan.reduced == ("precision bfloat16",)
-    session.set_budget(0)
+    assert session.memory.plan.reduced == ("precision bfloat16",)
+    session.memory.set_budget(0)
     assert session.loaded.precision == torch.float32
     close(session.infer(window(views(2))), expected)
 
@@ -230,16 +230,16 @@ def test_cameras_of_two_shapes_in_turns_keep_what_was_made(monkeypatch):
         InferenceConfig("da3-tiny", "random", "cpu", "torch", process_res=112), streams=2
     )
     encoded, released = [], []
-    encode = session.network.encode
+    encode = session.loaded.module.encode
     monkeypatch.setattr(
-        session.network, "encode", lambda x: encoded.append(x.shape[1]) or encode(x)
+        session.loaded.module, "encode", lambda x: encoded.append(x.shape[1]) or encode(x)
     )
     monkeypatch.setattr(session.hardware, "release", lambda: released.append(1))
     session.memory._measured_on.add("torch")
     held = {(640, 480): [], (1280, 720): []}
     for k in range(6):
         for image, some in held.items():
-            plan = session.fit(image, 3, 1)
+            plan = session.memory.fit(image, 3, 1)
             assert plan.width / plan.height == pytest.approx(image[0] / image[1], rel=0.1)
             pixels = np.full((plan.height, plan.width, 3), 20 * k, np.uint8)
             some[:] = [*some, View(k, k, pixels)][-3:]
@@ -253,19 +253,19 @@ def test_cameras_of_two_shapes_in_turns_keep_what_was_made(monkeypatch):
 @pytest.mark.slow
 def test_a_shape_that_does_not_fit_borrows_no_other_plan():
     session = make_session(process_res=504)
-    session.fit((640, 480), 8, 1)
+    session.memory.fit((640, 480), 8, 1)
     least = {}
     for image in ((640, 480), (480, 480)):
         small = dataclasses.replace(
             session.memory.requests.newest, image=image, process_res=224, window=2
         )
         least[image] = next(b for b in range(0, GIB, 1 << 18) if fits(session.hardware, small, b))
-    session.set_budget(sum(least.values()) / 2 / GIB)
-    assert session.plan.width > session.plan.height
+    session.memory.set_budget(sum(least.values()) / 2 / GIB)
+    assert session.memory.plan.width > session.memory.plan.height
     for _ in range(2):
         with pytest.raises(BudgetError):
-            session.fit((480, 480), 8, 1)
-    assert session.fit((640, 480), 8, 1).width > session.plan.height
+            session.memory.fit((480, 480), 8, 1)
+    assert session.memory.fit((640, 480), 8, 1).width > session.memory.plan.height
 
 
 SHAPES = ((640, 480), (1280, 320))
@@ -278,7 +278,7 @@ def session_of_two(**changes):
         InferenceConfig("da3-tiny", "random", "cpu", **values), streams=len(SHAPES)
     )
     for image in SHAPES:
-        session.fit(image, 8, 1)
+        session.memory.fit(image, 8, 1)
     return session
 
 
@@ -290,8 +290,8 @@ def least_of(session, image):
 def state_of(session):
     memory = session.memory
     return (
-        session.plan, memory.budget, memory.fallback.level, memory.over_budget,
-        session.loaded.precision, dict(memory.requests.plans), session.network.chunks,
+        session.memory.plan, memory.budget, memory.fallback.level, memory.over_budget,
+        session.loaded.precision, dict(memory.requests.plans), session.loaded.module.chunks,
     )  # fmt: skip
 
 
@@ -299,18 +299,18 @@ def state_of(session):
 @pytest.mark.parametrize("newest", SHAPES)
 def test_a_budget_too_small_for_one_camera_is_refused_at_once(newest):
     session = session_of_two()
-    plan = session.fit(newest, 8, 1)
+    plan = session.memory.fit(newest, 8, 1)
     before, least = state_of(session), [least_of(session, image) for image in SHAPES]
     between = sum(least) / 2 / GIB
     _, needed = gib_texts(int(between * GIB), max(least))  # rounded up: asked for, it is enough
-    for ask in (session.check_budget, session.set_budget):
+    for ask in (session.memory.check_budget, session.memory.set_budget):
         with pytest.raises(BudgetError, match=f"it needs at least {needed} GiB"):
             ask(between)
         assert state_of(session) == before
-        assert session.plan is plan
-    session.set_budget(1.01 * max(least) / GIB)
+        assert session.memory.plan is plan
+    session.memory.set_budget(1.01 * max(least) / GIB)
     for image in SHAPES:
-        assert session.fit(image, 8, 1).predicted <= session.memory.budget
+        assert session.memory.fit(image, 8, 1).predicted <= session.memory.budget
 
 
 @pytest.mark.slow
@@ -322,9 +322,9 @@ def test_a_budget_is_judged_by_current_requests_alone(change):
     between = sum(least) / 2 / GIB
     small = SHAPES[least.index(min(least))]
     if change == "another shape":
-        session.fit((small[0], small[1] + 1), 8, 1)
-    session.fit(small, 8 if change == "another shape" else 6, 1)
-    session.set_budget(between)
+        session.memory.fit((small[0], small[1] + 1), 8, 1)
+    session.memory.fit(small, 8 if change == "another shape" else 6, 1)
+    session.memory.set_budget(between)
     assert session.memory.budget == int(between * GIB)
 
 
@@ -336,10 +336,10 @@ def test_the_guess_of_a_warm_up_is_no_cameras_shape():
     session.warm_up(4, 1)
     least = least_of(session, (4, 3))
     with pytest.raises(BudgetError):  # it is all that is known
-        session.check_budget(0.99 * least / GIB)
-    session.fit((1280, 320), 4, 1)
+        session.memory.check_budget(0.99 * least / GIB)
+    session.memory.fit((1280, 320), 4, 1)
     assert least_of(session, (1280, 320)) < 0.99 * least
-    session.check_budget(0.99 * least / GIB)
+    session.memory.check_budget(0.99 * least / GIB)
 
 
 def test_wrong_16_bits_that_one_camera_needs_change_no_budget(monkeypatch):
@@ -355,13 +355,13 @@ def test_wrong_16_bits_that_one_camera_needs_change_no_budget(monkeypatch):
         for image in SHAPES
     }
     small, large = sorted(SHAPES, key=plain.get)
-    before = session.fit(small, 8, 1), *state_of(session)[1:]
+    before = session.memory.fit(small, 8, 1), *state_of(session)[1:]
     budget = 0.999 * plain[large]
     assert budget > max(plain[small], least_of(session, large))
     with pytest.raises(BudgetError):
-        session.set_budget(budget / GIB)
+        session.memory.set_budget(budget / GIB)
     assert state_of(session) == before
-    assert session.network.chunks == session.plan.chunks
+    assert session.loaded.module.chunks == session.memory.plan.chunks
 
 
 @pytest.fixture
@@ -397,9 +397,9 @@ def budget_between(session):
 def test_16_bits_for_one_camera_are_for_all_while_needed(loads):
     session = session_of_two(mixed_precision="auto")
     budget, needs = budget_between(session)
-    session.set_budget(budget)
+    session.memory.set_budget(budget)
     loads.clear()
-    plans = [session.fit(image, 8, 1) for _ in range(6) for image in SHAPES]
+    plans = [session.memory.fit(image, 8, 1) for _ in range(6) for image in SHAPES]
     assert len(loads) <= 1
     assert len({id(plan) for plan in plans[2:]}) == 2
     for plan in plans[2:]:
@@ -410,7 +410,7 @@ def test_16_bits_for_one_camera_are_for_all_while_needed(loads):
     loads.clear()
     (other,) = set(SHAPES) - {needs}
     for image in [other, (other[0], other[1] + 1)] * 3:  # the other camera has another shape now
-        plan = session.fit(image, 8, 1)
+        plan = session.memory.fit(image, 8, 1)
     assert loads == [torch.float32]
     assert plan.reduced == ()
 
@@ -418,26 +418,26 @@ def test_16_bits_for_one_camera_are_for_all_while_needed(loads):
 @pytest.mark.parametrize("newest", SHAPES)
 def test_a_new_budget_gives_the_precision_all_cameras_can_have(loads, newest):
     session = session_of_two(mixed_precision="auto")
-    session.fit(newest, 8, 1)
+    session.memory.fit(newest, 8, 1)
     budget, _ = budget_between(session)
     loads.clear()
     for value, precision in ((budget, torch.bfloat16), (0, torch.float32)):
-        session.set_budget(value)
+        session.memory.set_budget(value)
         for _ in range(2):
-            assert [session.fit(i, 8, 1).dtype for i in SHAPES] == [precision] * 2
+            assert [session.memory.fit(i, 8, 1).dtype for i in SHAPES] == [precision] * 2
     assert loads == [torch.bfloat16, torch.float32]
 
 
 def test_a_check_of_a_budget_counts_no_network_anew(monkeypatch):
     session = make_session(process_res=504)
-    plan = session.fit((640, 480), 8, 1)
+    plan = session.memory.fit((640, 480), 8, 1)
 
     def count(shape, spec):
         raise AssertionError(f"{shape} is counted")
 
     monkeypatch.setattr(footprint, "_footprint", count)
-    session.check_budget(0.6 * plan.predicted / GIB)  # fits with something given up
-    assert session.plan == plan
+    session.memory.check_budget(0.6 * plan.predicted / GIB)  # fits with something given up
+    assert session.memory.plan == plan
 
 
 def fits(on, request, budget):
@@ -449,11 +449,11 @@ def fits(on, request, budget):
 
 def test_a_measurement_that_nothing_fits_loses_no_window(monkeypatch, caplog):
     session = make_session()
-    plan = session.fit((640, 480), 2, 1)
+    plan = session.memory.fit((640, 480), 2, 1)
     monkeypatch.setattr(session.hardware, "window_peak", lambda before, persistent: 1 << 50)
     monkeypatch.setattr(memory_governor, "make_plan", refuse)
     assert np.isfinite(session.infer(window(views(2))).depth).all()
-    assert session.plan == plan
+    assert session.memory.plan == plan
     assert "the old plan stays" in caplog.text
 
 
@@ -463,42 +463,42 @@ def refuse(*args):
 
 def test_a_measured_pass_corrects_the_prediction():
     session, some = make_session(process_res=252), views(5)
-    session.fit((640, 480), 4, 1)
+    session.memory.fit((640, 480), 4, 1)
     session.infer(window(some[:4]))
     assert session.memory.measured
     assert session.memory.meter.peak > 0
-    assert session.plan.predicted < session.memory.budget
+    assert session.memory.plan.predicted < session.memory.budget
 
 
 def test_a_given_plan_stays_and_wants_its_own_model():
     first = make_session()
-    plan = first.fit((640, 480), 4, 1)
+    plan = first.memory.fit((640, 480), 4, 1)
     session = make_session()
-    session.use_plan(plan)
-    assert session.fit((1000, 10), 8, 2) == plan
+    session.memory.use_plan(plan)
+    assert session.memory.fit((1000, 10), 8, 2) == plan
     with pytest.raises(ValueError, match="is for da3-small"):
-        session.use_plan(dataclasses.replace(plan, model="da3-small"))
+        session.memory.use_plan(dataclasses.replace(plan, model="da3-small"))
 
 
 def test_a_fast_path_that_is_wrong_is_not_used(monkeypatch, caplog):
     monkeypatch.setattr(SelfCheck, "fault", lambda self, network: "depth off by 0.5 of its value")
     session = make_session(mixed_precision="bfloat16")
     assert session.loaded.precision == torch.float32
-    assert next(session.network.backbone.parameters()).dtype == torch.float32
+    assert next(session.loaded.module.backbone.parameters()).dtype == torch.float32
     assert "running in fp32" in caplog.text
 
 
 def test_self_check_passes_16_bits_and_finds_a_broken_network():
     session = make_session()
-    check = SelfCheck(session.network)
-    assert check.fault(session.network) == ""
+    check = SelfCheck(session.loaded.module)
+    assert check.fault(session.loaded.module) == ""
     assert make_session(mixed_precision="bfloat16").loaded.precision == torch.bfloat16
     with torch.no_grad():
-        session.network.head.scratch.output_conv2[2].bias += 0.1
-    assert "depth" in check.fault(session.network)
+        session.loaded.module.head.scratch.output_conv2[2].bias += 0.1
+    assert "depth" in check.fault(session.loaded.module)
     with torch.no_grad():
-        session.network.head.scratch.output_conv2[2].bias += torch.nan
-    assert "depth differs by nan" in check.fault(session.network)
+        session.loaded.module.head.scratch.output_conv2[2].bias += torch.nan
+    assert "depth differs by nan" in check.fault(session.loaded.module)
 
 
 # Devices --------------------------------------------------------------------------------------
@@ -777,9 +777,10 @@ def cached(monkeypatch):
     monkeypatch.setattr(module, "open_device", lambda name, mode: gpu)
     session = make_session(process_res=504)
     gpu.needs = lambda: int(
-        session.plan.predicted + (1.4 / session.memory.factor - 1) * session.plan.activations
+        session.memory.plan.predicted
+        + (1.4 / session.memory.factor - 1) * session.memory.plan.activations
     )
-    session.fit((640, 480), 4, 1)
+    session.memory.fit((640, 480), 4, 1)
     plain = session._decoder.answer
     monkeypatch.setattr(session._decoder, "answer", lambda *a: gpu.run() or plain(*a))
     return session
@@ -788,13 +789,13 @@ def cached(monkeypatch):
 @pytest.mark.slow
 def test_a_lowered_budget_shrinks_the_image_once(cached):
     run_some(cached, 3)
-    full = cached.plan
+    full = cached.memory.plan
     assert full.process_res == 504
-    cached.set_budget((full.predicted - 0.3 * full.activations) / GIB)
+    cached.memory.set_budget((full.predicted - 0.3 * full.activations) / GIB)
     sizes = []
     for _ in range(8):
         run_some(cached, 1)
-        sizes.append(cached.plan.process_res)
+        sizes.append(cached.memory.plan.process_res)
     assert 224 < sizes[0] < 504
     assert set(sizes) == {sizes[0]}
     assert cached.memory.factor == pytest.approx(1.4, rel=0.05)
@@ -803,11 +804,11 @@ def test_a_lowered_budget_shrinks_the_image_once(cached):
 
 def test_what_others_left_in_the_allocator_shrinks_nothing(cached):
     run_some(cached, 3)
-    before = cached.plan
-    cached.set_budget(1.02 * before.predicted / GIB)
+    before = cached.memory.plan
+    cached.memory.set_budget(1.02 * before.predicted / GIB)
     cached.hardware.reserved = 4 * before.predicted  # of the metric model, or of an earlier shape
     run_some(cached, 3)
-    assert cached.plan.process_res == before.process_res
+    assert cached.memory.plan.process_res == before.process_res
     assert cached.memory.factor == pytest.approx(1.4, rel=0.05)
 
 
@@ -819,26 +820,30 @@ def run_some(session, windows):
 
 def test_a_budget_is_checked_without_changing_anything(monkeypatch):
     session = make_session(process_res=504)
-    plan = session.fit((640, 480), 4, 1)
-    before = session.memory.budget, session.memory.fallback.level, session.network.chunks
+    plan = session.memory.fit((640, 480), 4, 1)
+    before = session.memory.budget, session.memory.fallback.level, session.loaded.module.chunks
     with pytest.raises(BudgetError, match="raise memory_budget_gb"):
-        session.check_budget(0.01)
-    session.check_budget(0.2)
-    assert (session.memory.budget, session.memory.fallback.level, session.network.chunks) == before
-    assert session.plan is plan
+        session.memory.check_budget(0.01)
+    session.memory.check_budget(0.2)
+    assert (
+        session.memory.budget,
+        session.memory.fallback.level,
+        session.loaded.module.chunks,
+    ) == before
+    assert session.memory.plan is plan
 
 
 @pytest.mark.slow
 def test_budgets_can_be_checked_while_a_window_runs():
     session, some, wrong = make_session(process_res=112), views(4), []
-    session.fit((640, 480), 4, 1)
+    session.memory.fit((640, 480), 4, 1)
     expected = session.infer(window(some))
     done = threading.Event()
 
     def ask():
         while not done.is_set():
             cached_footprint.cache_clear()
-            session.check_budget(1.0)
+            session.memory.check_budget(1.0)
 
     asking = threading.Thread(target=ask)
     asking.start()
@@ -860,10 +865,10 @@ def test_16_bits_that_were_wrong_are_not_taken_to_save_memory(monkeypatch, caplo
     monkeypatch.setattr(Cpu, "native_half", lambda self: torch.bfloat16)
     session = make_session(mixed_precision="auto", process_res=504)
     assert session.loaded.precision == torch.float32
-    full = session.fit((640, 480), 8, 1)
-    session.set_budget(0.6 * full.predicted / GIB)
-    assert session.plan.precision == "float32"
-    assert session.plan.process_res < 504
+    full = session.memory.fit((640, 480), 8, 1)
+    session.memory.set_budget(0.6 * full.predicted / GIB)
+    assert session.memory.plan.precision == "float32"
+    assert session.memory.plan.process_res < 504
     assert caplog.text.count("is not close to fp32") == 1  # at the start, and not tried again
 
 
@@ -872,11 +877,11 @@ def test_16_bits_that_a_budget_wants_are_checked_first(monkeypatch, caplog):
     monkeypatch.setattr(SelfCheck, "fault", lambda self, network: "depth off by 0.5 of its value")
     monkeypatch.setattr(Cpu, "native_half", lambda self: None)
     session = make_session(mixed_precision="auto", process_res=504)
-    full = session.fit((640, 480), 8, 1)
+    full = session.memory.fit((640, 480), 8, 1)
     expected = session.infer(window(views(2)))
-    session.set_budget(0.6 * full.predicted / GIB)
+    session.memory.set_budget(0.6 * full.predicted / GIB)
     assert session.loaded.precision == torch.float32
-    assert session.plan.precision == "float32"
+    assert session.memory.plan.precision == "float32"
     assert "running in fp32" in caplog.text
     close(session.infer(window(views(2))), expected)
 
@@ -889,12 +894,12 @@ def test_attention_is_named_for_the_precision_that_runs(monkeypatch):
 
 def test_a_correction_without_a_fitting_plan_keeps_the_old_one(monkeypatch):
     session = make_session()
-    plan = session.fit((640, 480), 2, 1)
+    plan = session.memory.fit((640, 480), 2, 1)
     monkeypatch.setattr(session.hardware, "window_peak", lambda before, persistent: 1 << 50)
     monkeypatch.setattr(memory_governor, "make_plan", refuse)
     session.infer(window(views(2)))
     assert "the old plan stays" in session.memory.over_budget
-    assert session.plan == plan
+    assert session.memory.plan == plan
 
 
 # Before the first frame -----------------------------------------------------------------------
@@ -911,7 +916,7 @@ def test_a_warm_up_leaves_no_trace(poses):
     )
     given, answer = session.warm_up(4, 1, image=(112, 84))
     assert answer.depth.shape == (4, 84, 112)
-    assert len(given.views) == session.plan.window
+    assert len(given.views) == session.memory.plan.window
     assert (
         len(session.feature_cache)
         == session.memory.meter.peak
@@ -926,13 +931,13 @@ def test_a_warm_up_leaves_no_trace(poses):
 @pytest.mark.slow
 def test_a_warm_up_encodes_as_a_stream_does(monkeypatch):
     session, encoded = make_session(), []
-    plain = session.network.encode
+    plain = session.loaded.module.encode
     monkeypatch.setattr(
-        session.network, "encode", lambda x: encoded.append(x.shape[1]) or plain(x)
+        session.loaded.module, "encode", lambda x: encoded.append(x.shape[1]) or plain(x)
     )
-    decoded, decode = [], session.network.decode
+    decoded, decode = [], session.loaded.module.decode
     monkeypatch.setattr(
-        session.network, "decode",
+        session.loaded.module, "decode",
         lambda p, *a, **k: decoded.append((p[0].shape[1], len(k["frames"]))) or decode(p, *a, **k),
     )  # fmt: skip
     session.warm_up(6, 2)
@@ -942,17 +947,17 @@ def test_a_warm_up_encodes_as_a_stream_does(monkeypatch):
 
 def test_a_warm_up_without_memory_leaves_images_as_large(monkeypatch):
     session = make_session()
-    decode = session.network.decode
+    decode = session.loaded.module.decode
 
     def fail(*args, **kwargs):
         raise MemoryError("injected")
 
-    monkeypatch.setattr(session.network, "decode", fail)
+    monkeypatch.setattr(session.loaded.module, "decode", fail)
     with pytest.raises(WindowTooLargeError):
         session.warm_up(4, 1, image=(112, 84))
-    monkeypatch.setattr(session.network, "decode", decode)
+    monkeypatch.setattr(session.loaded.module, "decode", decode)
     assert session.memory.fallback.level == 0
-    assert session.loaded.chunks == session.plan.chunks
+    assert session.loaded.chunks == session.memory.plan.chunks
 
 
 def test_a_warm_up_ends_when_the_node_does():

@@ -97,14 +97,14 @@ def test_the_budget_holds_for_both_networks():
     values = {"model": "da3-tiny", "checkpoint": "random", "device": "cpu"}
     config = InferenceConfig(**values, memory_budget_gb=20.0, mixed_precision="off")
     alone, both = InferenceSession(config), InferenceSession(config, companion=companion)
-    plans = [s.fit((640, 480), 4, 1) for s in (alone, both)]
+    plans = [s.memory.fit((640, 480), 4, 1) for s in (alone, both)]
     assert plans[1].fixed - plans[0].fixed == companion.weights
     # The metric model, one frame at a time, needs more room to work in than da3-tiny.
     assert plans[1].activations > 1.5 * plans[0].activations
     assert plans[1].predicted <= plans[1].budget == 20 * GIB
     with pytest.raises(BudgetError, match=r"1\.00 of it for the weights of da3metric-large"):
-        both.set_budget(1.05)
-    assert both.plan == plans[1]
+        both.memory.set_budget(1.05)
+    assert both.memory.plan == plans[1]
 
 
 def test_opening_both_counts_the_ruler_in_the_sessions_budget(monkeypatch):
@@ -115,7 +115,7 @@ def test_opening_both_counts_the_ruler_in_the_sessions_budget(monkeypatch):
         "memory_budget_gb": 2.0,
     }  # fmt: skip
     session, metric_model = open_networks(config_from_parameters(values))
-    plan = session.fit((640, 480), 4, 1)
+    plan = session.memory.fit((640, 480), 4, 1)
     weights = sum(p.nbytes for p in metric_model.network.parameters())
     assert plan.fixed >= weights
     assert session.memory.budget == 2 * GIB

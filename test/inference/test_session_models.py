@@ -56,7 +56,7 @@ def network_input(some):
 def test_mono_gives_every_frames_own_depth_and_no_poses(small, caplog):
     session, some = session_of(MONO), views(3)
     found = session.infer(Window(0, some, 3))
-    expected = session.network(network_input(some), fill_sky=False)
+    expected = session.loaded.module(network_input(some), fill_sky=False)
     np.testing.assert_allclose(found.depth, expected.depth[0].numpy(), rtol=1e-4)
     np.testing.assert_allclose(found.sky, expected.sky[0].numpy(), atol=1e-5)
     assert not found.posed
@@ -73,7 +73,7 @@ def test_metric_gives_metres_by_each_frames_focal_length(small):
     near, far = views(2)
     far = dataclasses.replace(far, K=2 * K)
     found = session.infer(Window(0, (near, far), 2))
-    canonical = session.network(network_input((near, far)), fill_sky=False).depth[0].numpy()
+    canonical = session.loaded.module(network_input((near, far)), fill_sky=False).depth[0].numpy()
     for index, focal in ((0, 100.0), (1, 200.0)):
         np.testing.assert_allclose(found.depth[index], canonical[index] * focal / 300, rtol=1e-4)
     assert found.measure.value == 1.0
@@ -90,7 +90,7 @@ def test_metres_do_not_depend_on_the_size_in_the_network(small):
     session = session_of(METRIC)
     full = session.infer(Window(0, views(2), 2)).depth
     with torch.no_grad():  # a depth that does not hang on the image
-        last = session.network.head.scratch.output_conv2[2]
+        last = session.loaded.module.head.scratch.output_conv2[2]
         last.weight.zero_()
         last.bias.fill_(1.0)
     session.feature_cache.clear()
@@ -107,10 +107,10 @@ def test_metres_do_not_depend_on_the_size_in_the_network(small):
 @pytest.mark.parametrize("known", [K, None])
 def test_nested_equals_the_whole_network(small, known, caplog):
     session, some = session_of(NESTED), views(3, known)
-    never_sky(session.network)
+    never_sky(session.loaded.module)
     found = session.infer(Window(0, some, 1))
     focal = None if known is None else torch.full((1, 3), 100.0)
-    expected = session.network(
+    expected = session.loaded.module(
         network_input(some), ref_view="first", focal_px=focal, fill_sky=False
     )
     np.testing.assert_allclose(found.depth, expected.depth[0].numpy(), rtol=1e-4)
@@ -123,7 +123,7 @@ def test_nested_equals_the_whole_network(small, known, caplog):
 
 def test_nested_has_no_metres_where_all_is_sky(small):
     session = session_of(NESTED)
-    never_sky(session.network, 5.0)
+    never_sky(session.loaded.module, 5.0)
     found = session.infer(Window(0, views(3), 1))
     assert np.isnan(found.measure.value)
     assert np.isfinite(found.depth).all()
@@ -140,11 +140,11 @@ def never_sky(network, value=0.0):
 def test_what_sees_a_frame_alone_runs_once_in_a_sliding_window(small, monkeypatch, model):
     session, some = session_of(model), views(5)
     if model == NESTED:
-        never_sky(session.network)
-    session.fit((84, 56), 3, 1)
-    encoded, plain = [], session.network.encode
+        never_sky(session.loaded.module)
+    session.memory.fit((84, 56), 3, 1)
+    encoded, plain = [], session.loaded.module.encode
     monkeypatch.setattr(
-        session.network, "encode", lambda x: encoded.append(x.shape[1]) or plain(x)
+        session.loaded.module, "encode", lambda x: encoded.append(x.shape[1]) or plain(x)
     )
     for i in range(3):
         found = session.infer(Window(i, some[i : i + 3], 1, (1, 2)))
@@ -173,7 +173,7 @@ def test_the_planner_counts_weights_prefix_and_activations(small, model):
     session = session_of(model)
     shape = Shape(model, 4, 2, *SIZE, torch.float32, Chunks(1, 1), poses=True)
     needed = footprint(shape)
-    assert needed.weights == weight_bytes(session.network)
+    assert needed.weights == weight_bytes(session.loaded.module)
     kept = session._encoder.encode([v.image for v in views(1)], SIZE)
     assert needed.prefix == 4 * sum(x.nbytes for prefix in kept.values() for x in prefix)
     larger = dataclasses.replace(shape, chunks=Chunks(8, 0))
@@ -184,14 +184,14 @@ def test_out_of_memory_runs_a_single_image_again_too(small, monkeypatch):
     session = session_of(MONO)
     expected = session.infer(Window(0, views(2), 2))
     session.feature_cache.clear()
-    plain, left = session.network.encode, [1]
+    plain, left = session.loaded.module.encode, [1]
 
     def fail(images):
         if left.pop() if left else 0:
             raise torch.OutOfMemoryError("injected")
         return plain(images)
 
-    monkeypatch.setattr(session.network, "encode", fail)
+    monkeypatch.setattr(session.loaded.module, "encode", fail)
     found = session.infer(Window(0, views(2), 2))
     assert session.memory.fallback.level == 1
     np.testing.assert_allclose(found.depth, expected.depth, rtol=1e-4)
@@ -202,7 +202,7 @@ def test_a_nested_checkpoint_is_read_as_official_files_are(small, tmp_path):
     initialize_randomly(network, 5)
     save_checkpoint(network, tmp_path)
     session = session_of(NESTED, checkpoint=str(tmp_path))
-    ours = session.network.state_dict()
+    ours = session.loaded.module.state_dict()
     theirs = network.state_dict()
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
     assert len(ours) < len(theirs)  # the ray branch is not kept

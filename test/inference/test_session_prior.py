@@ -45,7 +45,7 @@ def test_given_poses_pass_the_encoder_as_in_the_reference(case):
     given = session.infer(Window(1, views, 1, T_prior_camera=prior))
     assert np.abs(given.depth / plain.depth - 1).max() > 1e-3
     with torch.inference_mode():
-        out = session.network(
+        out = session.loaded.module(
             normalize(torch.from_numpy(images))[None],
             normalize_poses(torch.from_numpy(prior)[None]).extrinsics,
             torch.from_numpy(K).float().expand(1, 4, 3, 3),
@@ -66,7 +66,7 @@ def test_poses_without_intrinsics_are_refused(case):
 def test_without_poses_only_their_encoder_is_dropped(case):
     session, _, views = case
     bare = InferenceSession(session.config, poses=False)
-    assert not hasattr(bare.network, "cam_enc")
+    assert not hasattr(bare.loaded.module, "cam_enc")
     window = Window(0, views, 1)
     np.testing.assert_allclose(bare.infer(window).depth, session.infer(window).depth, rtol=1e-6)
     with pytest.raises(ValueError, match="windows cannot have poses"):
@@ -76,7 +76,7 @@ def test_without_poses_only_their_encoder_is_dropped(case):
 def test_cameras_in_turns_keep_each_others_prefixes(case):
     session, _, views = case
     shared = InferenceSession(session.config, streams=2)
-    shared.fit((84, 56), 2, 1)
+    shared.memory.fit((84, 56), 2, 1)
     for pair in (views[:2], views[2:]):
         shared.infer(Window(0, pair, 1))
     assert all(shared.feature_cache.get(view.image) is not None for view in views)

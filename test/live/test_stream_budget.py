@@ -24,7 +24,7 @@ def test_a_budget_that_no_longer_fits_stays_the_old_one(monkeypatch):
     """A budget that no longer fits stays the old one and the rest is taken."""
     stream, _ = stream_of()
     stream.warm_up()
-    budget = stream.pipeline.session.memory.budget
+    budget = stream.session.memory.budget
 
     def refuse(*args):
         raise BudgetError("nothing fits; raise memory_budget_gb")
@@ -33,7 +33,7 @@ def test_a_budget_that_no_longer_fits_stays_the_old_one(monkeypatch):
     wanted = changed(stream, memory_budget_gb=1.0, depth__min_confidence=2.0)
     with pytest.raises(BudgetError, match=r"^memory_budget_gb: nothing fits.*the old plan stays$"):
         stream.reconfigure(wanted)
-    assert stream.pipeline.session.memory.budget == budget
+    assert stream.session.memory.budget == budget
     assert stream.config.pipeline.inference.memory_budget_gb == 0.0
     assert stream.pipeline.config.inference.memory_budget_gb == 0.0
     assert stream.pipeline.config.depth.min_confidence == 2.0
@@ -50,7 +50,7 @@ def test_a_budget_one_camera_cannot_have_is_in_force_nowhere(known):
         for pending in as_messages(camera, host.lib):
             stream.put(dataclasses.replace(pending, camera=name))
             assert stream.step()
-    session = stream.pipeline.session
+    session = stream.session
     least = {
         r.image: least_memory(session.hardware, r, session.memory.factor)
         for r in session.memory.requests.active
@@ -59,17 +59,17 @@ def test_a_budget_one_camera_cannot_have_is_in_force_nowhere(known):
     assert max(least, key=least.get) == (112, 84)  # the first camera's
     if known:
         with pytest.raises(BudgetError, match="raise memory_budget_gb"):
-            stream.check_budget(between)
+            stream.session.memory.check_budget(between)
     else:
         # The one it fits is asked first.
         stream.scene_streams = dict(reversed(stream.scene_streams.items()))
         session.memory.requests.active = session.memory.requests.active[:1]
-    plan, budget = session.plan, session.memory.budget
+    plan, budget = session.memory.plan, session.memory.budget
     inference = dataclasses.replace(stream.config.pipeline.inference, memory_budget_gb=between)
     wanted = dataclasses.replace(stream.config.pipeline, inference=inference)
     with pytest.raises(BudgetError, match="the old plan stays"):
         stream.reconfigure(wanted)
-    assert (session.plan, session.memory.budget) == (plan, budget)
+    assert (session.memory.plan, session.memory.budget) == (plan, budget)
     assert stream.config.pipeline.inference.memory_budget_gb == 0.0
     for pipeline in stream.pipelines:
         pipeline.builder.fit(session)
@@ -80,10 +80,10 @@ def test_a_warm_up_is_no_window_of_the_stream():
     stream, host = stream_of()
     stream.warm_up()
     assert stream.warm_up_s > 0
-    assert stream.pipeline.session.plan.window == 4
+    assert stream.session.memory.plan.window == 4
     assert host.sent == []
-    assert stream.processed == stream.received == 0
-    assert stream.drop_counts() == {}
+    assert stream.accounts.processed == stream.accounts.received == 0
+    assert stream.accounts.drop_counts() == {}
     assert not stream.pipeline.counters
 
 
@@ -105,7 +105,7 @@ def test_a_warm_up_without_enough_memory_is_reported(monkeypatch):
     def ends(*args, **options):
         raise WindowTooLargeError("memory ran out")
 
-    monkeypatch.setattr(stream.pipeline.session, "warm_up", ends)
+    monkeypatch.setattr(stream.session, "warm_up", ends)
     stream.warm_up()
     assert said == ["no warm-up: memory ran out"]
 
@@ -123,16 +123,16 @@ def test_the_warm_up_of_a_rig_plans_what_its_windows_ask_for(mode, new):
     )
     host.warn = lambda text, every_s=0.0: None
     stream.warm_up()
-    session = stream.pipeline.session
-    assert (session.plan.window, session.plan.new) == (6, new)
+    session = stream.session
+    assert (session.memory.plan.window, session.memory.plan.new) == (6, new)
     camera = SyntheticCamera(seed=2, size=(112, 84), walk="straight", frames=2)
     for pending in as_messages(camera, host.lib):
         for name in ("left", "right"):
             stream.put(dataclasses.replace(pending, camera=name))
     while stream.step():
         pass
-    assert stream.processed == 4
-    assert (session.plan.window, session.plan.new) == (6, new)
+    assert stream.accounts.processed == 4
+    assert (session.memory.plan.window, session.memory.plan.new) == (6, new)
 
 
 def test_the_metric_model_is_warmed_too(monkeypatch):

@@ -127,9 +127,12 @@ def test_a_session_in_int8_gives_nearly_equal_results(caplog):
     assert np.median(np.abs(np.log(found.depth / expected.depth))) < 0.01
     apart = np.linalg.norm((found.T_window_camera - expected.T_window_camera)[-1, :3, 3])
     assert apart < 0.01 * np.median(expected.depth)  # it measured 0.2 to 0.5 %
-    assert Plan.from_json(json.dumps(fast.plan.repeatable())).dtype == torch.int8
-    assert fast.plan.weights < 0.7 * plain.plan.weights
-    for name, module in fast.network.named_modules():  # what hardly costs and matters most stays
+    assert Plan.from_json(json.dumps(fast.memory.plan.repeatable())).dtype == torch.int8
+    assert fast.memory.plan.weights < 0.7 * plain.memory.plan.weights
+    for (
+        name,
+        module,
+    ) in fast.loaded.module.named_modules():  # what hardly costs and matters most stays
         assert not (isinstance(module, Int8Linear) and name.startswith(("cam_", "head.")))
 
 
@@ -158,7 +161,7 @@ def test_where_int8_fails_its_check_fp32_runs_on_openvino(monkeypatch, caplog):
     assert "in int8 is not close to fp32 here (depth is wrong)" in caplog.text
     assert found.loaded.precision == torch.float32
     assert found.loaded.preferred_backend == "openvino"
-    plan = found.fit((112, 84), 4, 1)
+    plan = found.memory.fit((112, 84), 4, 1)
     assert (plan.precision, plan.backend) == ("float32", "openvino")
     monkeypatch.setattr(openvino_runtime, "has_precision", lambda precision: False)
     assert session().loaded.preferred_backend == "torch"

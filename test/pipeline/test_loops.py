@@ -15,6 +15,7 @@ from da3_ros.config import config_from_parameters
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.inference import WindowTooLargeError
+from da3_ros.inference.interfaces import Memory
 from da3_ros.mapping import loop_closure as loop_stage
 from da3_ros.mapping import submap_graph
 from da3_ros.mapping.graph_solution import Correction, Moves, Node, solve
@@ -314,10 +315,10 @@ def test_after_a_loop_pose_errors_match_their_covariance(short_ring):
     assert low < np.mean(found) < high
 
 
-class Halved(DescribedTruth):
+class Halved(DescribedTruth, Memory):
     """Has memory for smaller images from the middle of the walk on."""
 
-    ran = 0
+    memory, ran = property(lambda self: self), 0
 
     def fit(self, image, window, new):
         res = 84 if self.ran < 60 else 56

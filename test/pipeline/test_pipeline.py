@@ -10,6 +10,7 @@ from support.pipelines import SIZE, LostSession, settings, to_frame
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.geometry.projection import backproject
 from da3_ros.inference import WindowTooLargeError
+from da3_ros.inference.interfaces import Memory
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.truth import Noise, TruthSession
@@ -293,11 +294,15 @@ def test_without_memory_for_two_views_frames_are_counted_out(short, caplog):
     assert "dropped: too many" in caplog.text
 
 
-class LimitedSession(TruthSession):
+class Limited(Memory):
     """Allows windows of three views of half the size."""
 
     def fit(self, image, window, new):
         return types.SimpleNamespace(process_res=70, window=3, new=new)
+
+
+class LimitedSession(TruthSession):
+    memory = Limited()
 
 
 def test_what_the_budget_allows_is_what_runs(short):

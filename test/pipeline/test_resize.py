@@ -9,6 +9,7 @@ from support.cases import long_after
 from support.pipelines import settings, to_frame
 
 from da3_ros.geometry.poses import invert_pose
+from da3_ros.inference.interfaces import Memory
 from da3_ros.mapping.map_table import OverlapView
 from da3_ros.mapping.resizing import Cut
 from da3_ros.pipeline.pipeline import Pipeline
@@ -18,8 +19,10 @@ from da3_ros.synthetic.truth import TruthSession
 from da3_ros.types import View
 
 
-class Budgeted(TruthSession):
+class Budgeted(TruthSession, Memory):
     """Allows images of a size that changes from one window on."""
+
+    memory = property(lambda self: self)
 
     def __init__(self, frames, sizes, **options):
         super().__init__(frames, **options)

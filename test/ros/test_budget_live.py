@@ -59,9 +59,7 @@ def test_windows_over_budget_are_in_status_and_diagnostics(monkeypatch):
     def refuse(*args):
         raise BudgetError("it needs at least 2.00 GiB")
 
-    monkeypatch.setattr(
-        stream.pipeline.session.hardware, "window_peak", lambda before, persistent: 2 << 30
-    )
+    monkeypatch.setattr(stream.session.hardware, "window_peak", lambda before, persistent: 2 << 30)
     with monkeypatch.context() as patch:
         patch.setattr(module, "make_plan", refuse)
         run(stream, camera, host)

@@ -73,7 +73,7 @@ class Robot:
         if by == "none":
             return True
         if by == "path":
-            return i < AT or bool(stream._annotator.slam._paths)
+            return i < AT or bool(stream.slam._paths)
         tree, last = stream._annotator.transforms, self.frames[AT if i >= AT else 0].stamp_ns
         return tree.connected("map", "odom") and tree.newest("map", "odom") == last
 

@@ -17,6 +17,7 @@ from support.robot import matrix
 
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.inference import BudgetError
+from da3_ros.inference.interfaces import Memory
 from da3_ros.synthetic import SyntheticCamera, distance_to_surface
 from da3_ros.synthetic.truth import TruthSession
 
@@ -27,8 +28,10 @@ ALL_SAID = QoSProfile(depth=1000, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 LATE_GB = 0.25  # fits when it is checked, and not when it is applied
 
 
-class Budgeted(TruthSession):
+class Budgeted(TruthSession, Memory):
     """Without a fault; a small budget makes its images small."""
+
+    memory = property(lambda self: self)
 
     def __init__(self, frames):
         super().__init__(frames)
@@ -45,8 +48,10 @@ class Budgeted(TruthSession):
         return super().infer(window)
 
 
-class Refusing(TruthSession):
+class Refusing(TruthSession, Memory):
     """Finds out late that a budget does not fit."""
+
+    memory = property(lambda self: self)
 
     def __init__(self, frames):
         super().__init__(frames)
@@ -97,7 +102,7 @@ def test_a_budget_refused_late_disturbs_no_other_change(monkeypatch):
         statuses = rt.collect(live.node, "da3_ros/msg/Status", "/da3/status", rt.LATCHED)
         assert live.change(CONFIGURE)
         stream, checked = live.da3.runner.stream, []
-        monkeypatch.setattr(stream, "check_budget", checked.append)
+        monkeypatch.setattr(stream.session.memory, "check_budget", checked.append)
         set_budget(live, LATE_GB)
         set_parameter(live, "depth.min_confidence", 1.5)
         live.until(lambda: stream.config.pipeline.depth.min_confidence == 1.5)

@@ -113,7 +113,8 @@ class Broken:
     """The runner of a stream that cannot check a budget."""
 
     def __init__(self):
-        self.stream, self.applied = self, []
+        self.stream = self.session = self.memory = self
+        self.applied = []
 
     def check_budget(self, memory_budget_gb):
         raise RuntimeError("nobody foresaw it")

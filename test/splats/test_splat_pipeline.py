@@ -186,11 +186,15 @@ def test_the_head_is_not_in_memory_unless_it_is_asked_for(monkeypatch):
             "mixed_precision": "off", "splats.enabled": enabled, "backend": "torch",
         })  # fmt: skip
         session, _ = open_networks(config)
-        names = [n for n, _ in session.network.named_parameters() if n.startswith("gs_head.")]
+        names = [
+            n for n, _ in session.loaded.module.named_parameters() if n.startswith("gs_head.")
+        ]
         assert len(names) == (66 if enabled else 0)
-        plan = session.fit((112, 84), 4, 1)
+        plan = session.memory.fit((112, 84), 4, 1)
         sizes[enabled] = plan.weights
-    head = sum(p.nbytes for n, p in session.network.named_parameters() if n.startswith("gs_head."))
+    head = sum(
+        p.nbytes for n, p in session.loaded.module.named_parameters() if n.startswith("gs_head.")
+    )
     assert sizes[True] - sizes[False] == head
 
 
@@ -287,7 +291,9 @@ def test_a_session_gives_what_a_forward_pass_gives(session, new):
     images = pictures(4)
     found = session.infer(window_of(images, new)).splats
     with torch.inference_mode():
-        wanted = session.network(as_input(images), ref_view="first", gaussians=True).gaussians
+        wanted = session.loaded.module(
+            as_input(images), ref_view="first", gaussians=True
+        ).gaussians
     wanted = wanted[0, -new:].half().numpy()
     np.testing.assert_allclose(found, wanted, atol=2e-3)
     assert session.status().backend == "torch"  # the usual one of a CPU has no Gaussians
@@ -297,9 +303,9 @@ def test_chunks_of_frames_change_nothing(session):
     x = as_input(pictures(4))
     found = []
     for chunks in (Chunks(head_frames=4), Chunks(head_frames=1), Chunks(head_frames=3)):
-        session.network.set_chunks(chunks)
+        session.loaded.module.set_chunks(chunks)
         with torch.inference_mode():
-            found.append(session.network(x, ref_view="first", gaussians=True).gaussians)
+            found.append(session.loaded.module(x, ref_view="first", gaussians=True).gaussians)
     for other in found[1:]:
         np.testing.assert_allclose(other.numpy(), found[0].numpy(), atol=1e-4)
 
@@ -316,7 +322,7 @@ def test_known_poses_change_the_rotations_as_the_network_does(monkeypatch):
     found = session.infer(Window(0, views, 1, None, T)).splats
     poses = normalize_poses(torch.from_numpy(T)[None]).extrinsics
     with torch.inference_mode():
-        out = session.network(
+        out = session.loaded.module(
             as_input(images), poses, torch.from_numpy(K)[None, None].float().repeat(1, 3, 1, 1),
             gaussians=True,
         )  # fmt: skip
