@@ -79,12 +79,12 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, float]:
         with timing(writer, "add") as on_thread:
             for key in stored.images:
                 writer.add(stored.load(key))
-        writer.close()
+        writer.journal.close()
         start = time.perf_counter()
         derived_scene(stored, readable_keyframes(stored, DepthFilters()), DepthFilters())
         export = (time.perf_counter() - start) / len(stored.images)
         start = time.perf_counter()
-        StoredScene.open(folder).close()
+        StoredScene.open(folder).reader.close()
         opening = time.perf_counter() - start
         size = (folder / JOURNAL).stat().st_size / len(stored.images)
     return {

@@ -33,6 +33,7 @@ from da3_ros.live.stream import Stream
 from da3_ros.messages import build
 from da3_ros.messages.build import RosbagsLibrary
 from da3_ros.pipeline.pipeline import Pipeline
+from da3_ros.pipeline.window_builder import WindowBuilder
 from da3_ros.recordings.synthetic_bag import write_synthetic_bag
 from da3_ros.replay.results import ReplayOptions
 from da3_ros.replay.run import replay
@@ -152,7 +153,7 @@ def follow(session: Any, spans: Spans):
     spans.wrap(session._encoder, "encode", "prefix")
     spans.wrap(session._decoder, "answer", "queue window")
     spans.wrap(session, "infer", "window")
-    spans.wrap(Pipeline, "prepare", "prepare")
+    spans.wrap(WindowBuilder, "prepare", "prepare")
     spans.wrap(Pipeline, "begin", "next frame")
     try:
         yield

@@ -255,7 +255,7 @@ def cost_rows(bench: Bench) -> list[dict[str, Any]]:
 def times_of(closure: LoopClosure, submaps: MapTable, count: int) -> dict[str, list[float]]:
     """Returns times, ms, of the steps for 50 new keyframes."""
     times: dict[str, list[float]] = {"add": [], "candidate": [], "window": []}
-    keyframes, graph = closure._keyframes, closure._graph
+    keyframes, graph = closure.keyframes, closure._graph
     old = keyframes[count // 2]
     for k in range(50):
         submap = count // 16 + 1 + k // 16
@@ -266,7 +266,7 @@ def times_of(closure: LoopClosure, submaps: MapTable, count: int) -> dict[str, l
         submaps.share([count + k])
         steps: dict[str, Callable[[], Any]] = {
             "add": functools.partial(closure.add_keyframe, count + k, descriptor),
-            "candidate": functools.partial(closure._candidates.next, None),
+            "candidate": functools.partial(closure.candidates.next, None),
             "window": lambda: loop_candidates.loop_window(
                 keyframes, graph, old, keyframes[-1], 0, 3
             ),

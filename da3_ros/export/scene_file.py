@@ -111,12 +111,8 @@ class SceneFile:
             raise SceneFileError(f"{path} holds no scene: {JOURNAL} is missing")
         with _as_scene_error(path):
             self._pieces: _Pieces = SavedRecords(path) if file.name == JOURNAL else OldScene(path)
-
-    @property
-    def is_saved(self) -> bool:
-        """Whether there is a saved scene; else there are keyframes alone, as while a run writes,
-        and after a crash."""
-        return self._pieces.is_saved
+            # False: there are keyframes alone, as while a run writes, and after a crash.
+            self.is_saved = self._pieces.is_saved
 
     @cached_property
     def has_keyframes(self) -> bool:

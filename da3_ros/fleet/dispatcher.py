@@ -61,7 +61,7 @@ class Dispatcher:
         self.workers: dict[int, WorkerRecord] = {}  # all that were ever open
         self._on_outcome, self._on_poll = on_outcome, on_poll
         self._opening: set[int] = set()
-        self._idle: set[int] = set()
+        self.idle: set[int] = set()
         self._since: dict[int, float] = {}  # when a worker got its recording
         self._refused: list[str] = []  # why workers could not be opened
         self._in_a_row = 0  # of these, since one was opened
@@ -78,16 +78,12 @@ class Dispatcher:
 
     def spare_worker(self) -> int:
         """Returns an open worker that has no recording, and waits for one. Raises FleetError."""
-        while not self._idle:
+        while not self.idle:
             if not self._alive:
                 self._start_last()
             for event in self.pool.wait(POLL_S):
                 self._handle(event)
-        return min(self._idle)
-
-    def forget(self, worker: int) -> None:
-        """An idle worker is gone."""
-        self._idle.discard(worker)
+        return min(self.idle)
 
     @property
     def starting(self) -> int:
@@ -96,7 +92,7 @@ class Dispatcher:
 
     @property
     def _alive(self) -> int:
-        return len(self._opening) + len(self._idle) + len(self.running)
+        return len(self._opening) + len(self.idle) + len(self.running)
 
     def _start_workers(self) -> None:
         """Starts workers while there are recordings and room for them."""
@@ -125,11 +121,11 @@ class Dispatcher:
 
     def _assign(self) -> None:
         """Gives waiting recordings to idle workers, but none to one on which it failed."""
-        for worker in sorted(self._idle):
+        for worker in sorted(self.idle):
             tried = next((t for t in self.waiting if worker not in t.failed_on), None)
             if tried is not None:
                 self.waiting.remove(tried)
-                self._idle.remove(worker)
+                self.idle.remove(worker)
                 tried.attempts += 1
                 self.running[worker] = tried
                 self._since[worker] = time.monotonic()
@@ -141,7 +137,7 @@ class Dispatcher:
         worker = event.worker
         if isinstance(event, Opened):
             self._opening.discard(worker)
-            self._idle.add(worker)
+            self.idle.add(worker)
             self.workers[worker] = WorkerRecord(event.info)
             self._in_a_row = 0
         elif isinstance(event, NotOpened):
@@ -157,7 +153,7 @@ class Dispatcher:
     def _finished(self, worker: int, outcome: Outcome) -> None:
         tried = self._taken_from(worker)
         if outcome.worker_unhurt:
-            self._idle.add(worker)
+            self.idle.add(worker)
         else:
             self._stop(worker, f"replaced after {outcome.reason}")
         if outcome.state != FAILED:
@@ -199,6 +195,6 @@ class Dispatcher:
         return self.running.pop(worker)
 
     def _stop(self, worker: int, why: str) -> None:
-        self._idle.discard(worker)
+        self.idle.discard(worker)
         self.pool.stop(worker)
         self.workers[worker] = replace(self.workers[worker], end=why)

@@ -208,7 +208,7 @@ def _merge(
                     summary.merged_record = record_of(merged, scenes)
                 return merged
             except WorkerLostError as error:
-                dispatcher.forget(worker)
+                dispatcher.idle.discard(worker)
                 if worker == max(dispatcher.workers):  # the newest one: it is the merge that kills
                     return str(error)
     except FleetError as error:

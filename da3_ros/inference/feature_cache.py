@@ -67,13 +67,9 @@ class FeatureCache:
         self._entries[id(image)] = _Entry(weakref.ref(image), own, size)
 
     def bound(self, most: int) -> None:
-        """Drop the least recently used entries beyond ``most``."""
+        """Drop the least recently used entries beyond ``most``; 0: all."""
         while len(self._entries) > most:
             self._entries.popitem(last=False)
-
-    def clear(self) -> None:
-        """Drop all entries."""
-        self._entries.clear()
 
 
 # Copies results from a device to the host asynchronously.

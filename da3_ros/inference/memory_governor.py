@@ -163,7 +163,7 @@ class MemoryGovernor(Memory):
         """
         if plan.dtype != self._network.precision:
             valid = self._network.change_precision(plan.dtype)
-            self._feature_cache.clear()
+            self._feature_cache.bound(0)
             if not valid:
                 return self._adopt_without_lower_precision(plan)
         before, self.plan = self.plan, plan
@@ -171,7 +171,7 @@ class MemoryGovernor(Memory):
             for text in plan.reduced:
                 log.warning("reduced to fit the memory budget: %s", text)
         if before is None or (before.width, before.height) != (plan.width, plan.height):
-            self._feature_cache.clear()
+            self._feature_cache.bound(0)
         if before is not None and before.repeatable() != plan.repeatable():
             self._network.compiler.release()
         self.over_budget = ""
@@ -287,7 +287,7 @@ class MemoryGovernor(Memory):
 
         Raises WindowTooLargeError if there is no further fallback.
         """
-        self._feature_cache.clear()
+        self._feature_cache.bound(0)
         self._network.release()
         self.meter.forget_kept()
         self._hardware.release()
@@ -298,7 +298,7 @@ class MemoryGovernor(Memory):
     def note_success(self) -> None:
         """Count a successful window; after many of them one fallback is undone."""
         if self.fallback.undo_when_stable():
-            self._feature_cache.clear()
+            self._feature_cache.bound(0)
             self._set_chunks()
             log.info("memory is sufficient again: %s", self.fallback.current.text)
 
@@ -312,7 +312,7 @@ class MemoryGovernor(Memory):
             self._rehearsing = False
             self.fallback.restart(level)  # memory short at start-up may be free during the stream
             self._set_chunks()
-            self._feature_cache.clear()
+            self._feature_cache.bound(0)
             self.requests.note_guess()
 
     def _replan(self, plan: Plan, taken: int) -> None:

@@ -168,8 +168,8 @@ class KeyframeRecorder:
         done.wait()
         if self._writer is None:
             return RecorderState(self._size or 0, copy.deepcopy(self._changes))
-        self._writer.sync()
-        return RecorderState(self._writer.size, copy.deepcopy(self._changes))
+        self._writer.journal.sync()
+        return RecorderState(self._writer.journal.size, copy.deepcopy(self._changes))
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Stores what waits, and ends the thread; False if it is still busy after a time."""
@@ -214,7 +214,7 @@ class KeyframeRecorder:
         self._attempt(None)
         self._sync()
         if self._writer is not None:
-            self._writer.close()
+            self._writer.journal.close()
 
     def _open(self) -> StoreWriter:
         """Returns the open journal. Raises OSError, JournalError."""
@@ -225,7 +225,7 @@ class KeyframeRecorder:
     def _sync(self) -> None:
         if self._writer is not None:
             with contextlib.suppress(OSError):  # the next record fails too
-                self._writer.sync()
+                self._writer.journal.sync()
 
     def _attempt(self, keyframe: Keyframe | None) -> bool:
         """Writes what has changed, and a keyframe; False if that fails."""
@@ -235,9 +235,9 @@ class KeyframeRecorder:
             writer = self._open()
             self._write_changes(writer)  # also past the limit: they are small
             if keyframe is not None:
-                self._share.require(writer.size)
+                self._share.require(writer.journal.size)
                 writer.add(keyframe)
-            self._share.set_size(writer.size)
+            self._share.set_size(writer.journal.size)
         except LimitError as error:
             self._pause(str(error))
             return False

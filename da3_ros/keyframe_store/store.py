@@ -98,7 +98,7 @@ def open_journal(folder: Path, end: int | None = None) -> JournalWriter:
     path, last = folder / JOURNAL, 0
     if path.exists():
         with StoredScene.open(folder, begun=True) as there:
-            last = there.end
+            last = there.reader.end
     if end is not None and end > last:
         raise JournalError(f"{path} ends at byte {last} of {end}")
     end = last if end is None else end
@@ -114,12 +114,7 @@ class StoreWriter:
 
     def __init__(self, folder: Path, end: int | None = None) -> None:
         """As ``open_journal``."""
-        self._journal = open_journal(folder, end)
-
-    @property
-    def size(self) -> int:
-        """Bytes of the journal."""
-        return self._journal.size
+        self.journal = open_journal(folder, end)
 
     def add(self, keyframe: Keyframe) -> None:
         """Appends a keyframe: its frame and its images, or neither. Raises OSError."""
@@ -144,7 +139,7 @@ class StoreWriter:
             "bytes": {name: len(data) for name, data in parts.items()},
         }
         # Together: a full disk often has room for the frame alone, which is stored again later.
-        self._journal.append_all([_frames_record([keyframe.pose]),
+        self.journal.append_all([_frames_record([keyframe.pose]),
                                   (about, b"".join(parts.values()))])  # fmt: skip
 
     def copy(self, scene: StoredScene, key: int, pose: FramePose, first_track: int) -> int:
@@ -165,12 +160,12 @@ class StoreWriter:
         tracks["id"] += first_track
         about = {**about, "camera": pose.camera}
         data = data[: len(data) - size] + tracks.tobytes()
-        self._journal.append_all([_frames_record([pose]), (about, data)])
+        self.journal.append_all([_frames_record([pose]), (about, data)])
         return int(tracks["id"].max(initial=first_track - 1)) + 1
 
     def add_frames(self, poses: Sequence[FramePose]) -> None:
         """Appends the poses of frames. Raises OSError."""
-        self._journal.append(*_frames_record(poses))
+        self.journal.append(*_frames_record(poses))
 
     def place(self, places: Iterable[Place]) -> None:
         """Appends new places of submaps. Raises OSError."""
@@ -178,7 +173,7 @@ class StoreWriter:
             [(p.id, p.segment, p.part, p.T_map_submap.scale, p.T_map_submap.R,
               p.T_map_submap.t) for p in places], PLACE,
         )  # fmt: skip
-        self._journal.append({"kind": "submaps"}, rows.tobytes())
+        self.journal.append({"kind": "submaps"}, rows.tobytes())
 
     def correct(self, poses: Mapping[tuple[str, int], Array]) -> None:
         """Appends new poses ``T_submap_camera`` [4, 4] of frames, by camera and stamp.
@@ -189,11 +184,11 @@ class StoreWriter:
         rows = np.array(
             [(stamp, cameras.index(camera), T[:3]) for (camera, stamp), T in poses.items()], POSE
         )
-        self._journal.append({"kind": "poses", "cameras": cameras}, rows.tobytes())
+        self.journal.append({"kind": "poses", "cameras": cameras}, rows.tobytes())
 
     def set_map(self, state: MapState) -> None:
         """Appends the map's state. Raises OSError."""
-        self._journal.append({
+        self.journal.append({
             "kind": "map", "metric": state.metric, "scene_scale": state.scene_scale,
             "unit": state.unit, "T_map_world": state.T_map_world.ravel().tolist(),
             **({"leaders": list(state.leaders)} if state.leaders else {}),
@@ -201,15 +196,7 @@ class StoreWriter:
 
     def begin(self) -> None:
         """Begins the scene anew: what was stored before is no part of it. Raises OSError."""
-        self._journal.append({"kind": "begin"})
-
-    def sync(self) -> None:
-        """Waits until all is on the disk. Raises OSError."""
-        self._journal.sync()
-
-    def close(self) -> None:
-        """Closes the journal."""
-        self._journal.close()
+        self.journal.append({"kind": "begin"})
 
 
 class StoredScene:
@@ -230,13 +217,13 @@ class StoredScene:
         self.places: dict[int, Place] = {}
         self.map = MapState()
         try:
-            self._reader = JournalReader(path)
+            self.reader = JournalReader(path)
         except OSError as error:
             raise JournalError(f"{path.parent} holds no keyframes: {error.strerror}") from error
         try:
             self._read(begun, head)
         except BaseException:
-            self.close()
+            self.reader.close()
             raise
 
     @staticmethod
@@ -251,36 +238,27 @@ class StoredScene:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Closes the journal."""
-        self._reader.close()
+        self.reader.close()
 
     @property
     def placed_frames(self) -> dict[int, FramePose]:
         """The frames of known submaps, by index."""
         return {k: f for k, f in enumerate(self.frames) if f.submap in self.places}
 
-    @property
-    def end(self) -> int:
-        """Bytes up to the end of the last complete record."""
-        return self._reader.end
-
     def check(self, key: int) -> None:
         """Raises JournalError if the images of a keyframe are damaged."""
-        self._reader.data(self.images[key].record)
+        self.reader.data(self.images[key].record)
 
     def record(self, key: int) -> tuple[dict[str, Any], bytes]:
         """Returns description and data of a keyframe's record. Raises JournalError if it is
         damaged."""
         record = self.images[key].record
-        return record.description, self._reader.data(record)
+        return record.description, self.reader.data(record)
 
     def image_data(self, key: int) -> bytes:
         """Returns the JPEG of a keyframe's image. Raises as ``load``."""
         record = self.images[key].record
-        return self._reader.data(record)[: record.description["bytes"]["image"]]
+        return self.reader.data(record)[: record.description["bytes"]["image"]]
 
     def inverse_depths(self, key: int) -> tuple[float, float]:
         """Returns the smallest and largest inverse depth of a keyframe, in units of its submap.
@@ -292,7 +270,7 @@ class StoredScene:
             return float(low), float(high)
         except (LookupError, ValueError, TypeError) as error:
             raise JournalError(
-                f"{self._reader.path}: keyframe {key} is damaged: {error}"
+                f"{self.reader.path}: keyframe {key} is damaged: {error}"
             ) from error
 
     def has_splats(self, key: int) -> bool:
@@ -337,14 +315,14 @@ class StoredScene:
             raise self._damaged(key, error) from error
 
     def _damaged(self, key: int, error: Exception) -> JournalError:
-        return JournalError(f"{self._reader.path}: keyframe {key} is damaged: {error}")
+        return JournalError(f"{self.reader.path}: keyframe {key} is damaged: {error}")
 
     def _read(self, begun: bool, head: tuple[str, int]) -> None:
-        records = self._reader.records()
+        records = self.reader.records()
         first = next(records, None)
-        if begun and self._reader.is_begun:
+        if begun and self.reader.is_begun:
             return
-        if not check_head(self._reader.path, first, head):
+        if not check_head(self.reader.path, first, head):
             assert first is not None
             records = itertools.chain([first], records)
         try:
@@ -355,7 +333,7 @@ class StoredScene:
                     log.warning("%s: it is left out", error)
         except (LookupError, ValueError, TypeError, ArithmeticError) as error:
             raise JournalError(
-                f"{self._reader.path} is damaged: {type(error).__name__}: {error}"
+                f"{self.reader.path} is damaged: {type(error).__name__}: {error}"
             ) from error
         # A crash may come between a keyframe and its place.
         placed = self.placed_frames
@@ -401,7 +379,7 @@ class StoredScene:
             check(self.map.scene_scale > 0, "the scale")
 
     def _rows(self, record: Record, kind: np.dtype[Any]) -> NDArray[np.void]:
-        return np.frombuffer(self._reader.data(record), kind)
+        return np.frombuffer(self.reader.data(record), kind)
 
 
 def check_head(

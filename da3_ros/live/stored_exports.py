@@ -64,10 +64,6 @@ class StoredExports:
         if self._job is not None:
             self._job.cancelled = True
 
-    def close(self, timeout_s: float) -> bool:
-        """Ends the thread; False if it is still busy after a time."""
-        return self.worker.stop(timeout_s)
-
 
 class StoredExport:
     """The export of one file, or of one for each scene."""

@@ -470,7 +470,8 @@ class WindowChooser:
         self._stages.add("wait", (self._host.now_ns() - instant.stamp_ns) / 1e9)
         frames = [self._decode(raw) for raw in instant.frames]
         with self._stages.of("prepare"):
-            return [scene_stream.pipeline.prepare(frame) for frame in frames if frame is not None]
+            prepare = scene_stream.pipeline.builder.prepare
+            return [prepare(frame) for frame in frames if frame is not None]
 
     def _decode(self, raw: RawFrame) -> Frame | None:
         try:

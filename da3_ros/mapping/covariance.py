@@ -203,23 +203,18 @@ class JointCovariance:
     """Joint covariance of the errors of the views that windows may share."""
 
     def __init__(self) -> None:
-        self._slots: dict[int, int] = {}  # position in ``_P`` of each view, by its id
-        # Views that a window may still share, whose error is no longer in ``_P``.
+        self._slots: dict[int, int] = {}  # position in ``P`` of each view, by its id
+        # Views that a window may still share, whose error is no longer in ``P``.
         self._unknown: set[int] = set()
-        self._P = np.zeros((LAYERS, 0, 0))
+        self.P = np.zeros((LAYERS, 0, 0))
 
     def __contains__(self, id: int) -> bool:
         return id in self._slots
 
-    @property
-    def nbytes(self) -> int:
-        """Memory held, bytes."""
-        return self._P.nbytes
-
     def of(self, id: int, variances: Array) -> Array:
         """Returns the covariance [7, 7] of a view's error. Raises KeyError for an unknown view."""
         rows = self._rows([id])
-        layers = self._P[:, rows[:, None], rows]
+        layers = self.P[:, rows[:, None], rows]
         return np.asarray(np.tensordot(np.append(variances, 1.0), layers, 1))
 
     def begin_segment(self, window: WindowObservation, reference: int) -> None:
@@ -246,7 +241,7 @@ class JointCovariance:
         if not all(id in self._slots for id in ids):
             return
         rows = self._rows(ids)
-        before = self._P[:, rows[:, None], rows]
+        before = self.P[:, rows[:, None], rows]
         transport = np.concatenate(
             list(error_transport(window.centres - window.pivot))
         )  # [7 N, 7]
@@ -284,7 +279,7 @@ class JointCovariance:
         rest = refined.transport(refined.ids, newest) - A @ refined.transport(known, newest)
         A[:, -SIZE:] += rest
         rows = self._rows(known)
-        own = A @ self._P[:, rows[:, None], rows] @ A.T
+        own = A @ self.P[:, rows[:, None], rows] @ A.T
         own[-1] += REFINED_CORRELATION * refined.covariance + refined.of_network(newest, error)
         self._write(refined.ids, A, known, own)
         self._unknown -= set(refined.ids)
@@ -317,7 +312,7 @@ class JointCovariance:
         at = SIZE * ids.index(reference)
         R = np.eye(len(rows))
         R[:, at : at + SIZE] -= transport
-        P = R @ self._P[:, rows[:, None], rows] @ R.T
+        P = R @ self.P[:, rows[:, None], rows] @ R.T
         P[-1] += transport @ known @ transport.T
         out = JointCovariance()
         out._unknown = set(self._unknown)
@@ -333,7 +328,7 @@ class JointCovariance:
         source = held[-1]
         A = np.concatenate(list(error_transport(centres[unknown] - centres[source])))
         rows = self._rows([ids[source]])
-        own = A @ self._P[:, rows[:, None], rows] @ A.T
+        own = A @ self.P[:, rows[:, None], rows] @ A.T
         self._write([ids[i] for i in unknown], A, [ids[source]], own)
         self._unknown -= set(ids)
 
@@ -342,13 +337,13 @@ class JointCovariance:
 
         own: the resulting covariance [6, 7 N, 7 N] of ``ids``.
         """
-        cross = A @ self._P[:, self._rows(old)]
+        cross = A @ self.P[:, self._rows(old)]
         self._reserve(ids)
         rows = self._rows(ids)
-        self._P[:, rows] = 0
-        self._P[:, rows, : cross.shape[2]] = cross
-        self._P[:, :, rows] = self._P[:, rows].transpose(0, 2, 1)
-        self._P[:, rows[:, None], rows] = (own + own.transpose(0, 2, 1)) / 2
+        self.P[:, rows] = 0
+        self.P[:, rows, : cross.shape[2]] = cross
+        self.P[:, :, rows] = self.P[:, rows].transpose(0, 2, 1)
+        self.P[:, rows[:, None], rows] = (own + own.transpose(0, 2, 1)) / 2
 
     def _reserve(self, ids: Sequence[int]) -> None:
         """Gives each view a slot; the matrix grows when it is full."""
@@ -357,12 +352,12 @@ class JointCovariance:
         for id in ids:
             if id not in self._slots:
                 self._slots[id] = next(free)
-        needed, size = SIZE * (1 + max(self._slots.values())), self._P.shape[2]
+        needed, size = SIZE * (1 + max(self._slots.values())), self.P.shape[2]
         if needed > size:
             needed += SIZE * max(8, needed // (4 * SIZE))
             grown = np.zeros((LAYERS, needed, needed))
-            grown[:, :size, :size] = self._P
-            self._P = grown
+            grown[:, :size, :size] = self.P
+            self.P = grown
 
     def _rows(self, ids: Sequence[int]) -> Array:
         slots = np.array([self._slots[id] for id in ids], int)
@@ -466,7 +461,7 @@ class PoseUncertainty:
     def nbytes(self) -> int:
         """Memory held, bytes."""
         both = {id(joint): joint for joint, _ in (self._odometry, self._map)}
-        return sum(joint.nbytes for joint in both.values())
+        return sum(joint.P.nbytes for joint in both.values())
 
     def begin_segment(self, window: WindowObservation, reference: int) -> None:
         """Starts with the first window of a segment; the view at ``reference`` is its origin."""

@@ -130,7 +130,7 @@ class KeyframeSelector:
         self._table.set_view(overlap_view)
         self._newest.append(overlap_view.view.id)
         if keyframe:
-            depth = self._table.row(overlap_view.view.id).depth
+            depth = self._table.shared[overlap_view.view.id].depth
             typical = float(np.median(depth)) if len(depth) else float("inf")
             self._keyframes.append(_Keyframe(overlap_view.view.id, typical, descriptor))
             if len(self._keyframes) > self.most:
@@ -176,7 +176,7 @@ class KeyframeSelector:
         """Brings all views to another image size; drops those of which too little is left."""
         fits = set()
         for id in self.ids:
-            row = self._table.row(id)
+            row = self._table.shared[id]
             if cut.fits(row):
                 fits.add(id)
                 self._table.set_row(cut.row(row))
@@ -199,7 +199,7 @@ class KeyframeSelector:
         self._drop_others()
 
     def _camera(self, id: int) -> str:
-        return self._table.row(id).view.camera
+        return self._table.shared[id].view.camera
 
     def _last_of_cameras(self) -> list[int]:
         """Returns the newest view of each camera, oldest first."""
@@ -262,7 +262,7 @@ class KeyframeSelector:
         points = newest.depth[::step, None] * newest.rays()[::step] @ T[:3, :3].T + T[:3, 3]
         back = np.array([invert_pose(T) for T in self._poses()[0]])
         inside = np.einsum("nij,mj->nmi", back[:, :3, :3], points) + back[:, None, :3, 3]
-        K = np.array([self._table.row(k.id).K for k in self._keyframes])
+        K = np.array([self._table.shared[k.id].K for k in self._keyframes])
         pixel = np.einsum("nij,nmj->nmi", K, inside)
         height, width = newest.view.image.shape[:2]
         ahead = np.maximum(pixel[..., 2:], 1e-9)

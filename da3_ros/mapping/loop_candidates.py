@@ -62,14 +62,14 @@ class LoopCandidates:
         that ``among`` allows, similar or not, tied or not; False: it was forgotten."""
         self._from = view_id, among
         self.restart()
-        return any(k.id == view_id for k in self._keyframes)
+        return view_id in self._keyframes
 
     @property
     def new(self) -> ViewRow:
         """The keyframe that is compared: the newest one, unless ``look_from`` named another."""
         if self._from is None:
             return self._keyframes[-1]
-        return next(k for k in self._keyframes if k.id == self._from[0])
+        return next(k for k in self._keyframes if k.view.id == self._from[0])
 
     def next(self, hint: PlaceHint | None) -> ViewRow | None:
         """Returns the keyframe to compare the new one with; None if there is none.
@@ -79,7 +79,7 @@ class LoopCandidates:
         if not self._active:
             return None
         new, seen = self.new, 0
-        similarity = self._keyframes.similarity(self._keyframes.index(new.id))
+        similarity = self._keyframes.similarity(new.view.id)
         least = MIN_SIMILARITY if hint is None and self._from is None else 0.0
         similar = np.flatnonzero(similarity > least)
         allowed = self._allowed(new, hint)
@@ -227,7 +227,7 @@ def measured_loop(
     variance = NOISE_FACTOR**2 * sum(fit_variance(f, estimate, split) for f in fits)
     T_old_new = old.T_local_submap.inverse() @ drift @ new.T_local_submap
     variance = np.asarray(variance) / [1, 1, new.T_local_submap.scale**2]
-    return Loop(old.keyframe.id, new.keyframe.id, T_old_new, variance)
+    return Loop(old.keyframe.view.id, new.keyframe.view.id, T_old_new, variance)
 
 
 def fit_variance(fit: Alignment, estimate: WindowEstimate, index: int) -> Array:
@@ -287,7 +287,7 @@ SAME_PLACE = 0.25  # drift variance within a place over that between the sides o
 def drift_between(graph: SubmapGraph, old: PlacedKeyframe, new: PlacedKeyframe) -> Array:
     """Returns the variance [3] of the new keyframe relative to the old one, along the most certain
     path."""
-    first, second = (graph.index(p.submap) for p in (old, new))
+    first, second = (graph.index(p.keyframe.submap) for p in (old, new))
     drift = graph.drift_variance(first, second, new.centre)
     return np.asarray(old.variance + new.variance + drift)
 
@@ -357,7 +357,7 @@ def _neighbours(
 ) -> list[ViewRow]:  # fmt: skip
     """Returns a keyframe first, then the kept ones nearest to it in time, at most ``most``, whose
     images can have the size of the new one's."""
-    at = keyframes.index(keyframe.id)
+    at = keyframes.ids.index(keyframe.view.id)
     found = [keyframe]
     for away in range(1, len(keyframes)):
         around = [keyframes[i] for i in (at - away, at + away) if 0 <= i < len(keyframes)]

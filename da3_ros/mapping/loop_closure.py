@@ -97,10 +97,10 @@ class LoopClosure(MapListener):
         self.restart()
 
     def _forget_all(self) -> None:
-        self._keyframes = LoopKeyframes(self._submaps, self._spill)
+        self.keyframes = LoopKeyframes(self._submaps, self._spill)
         self._graph = SubmapGraph(self._submaps)
         self._agreement = LoopAgreement(self._graph, self._submaps)
-        self._candidates = LoopCandidates(self._keyframes, self._graph, self._submaps)
+        self.candidates = LoopCandidates(self.keyframes, self._graph, self._submaps)
         self._unconfirmed: list[Loop] = []
         # Drift since the newest submap began; None: no edge to the submap before it.
         self._drift_model: DriftModel | None = None
@@ -113,7 +113,7 @@ class LoopClosure(MapListener):
     def spill_to(self, spill: ArraySpill) -> None:
         """Sets where keyframes go from now on that memory cannot hold."""
         self._spill = spill
-        self._keyframes.spill_to(spill)
+        self.keyframes.spill_to(spill)
 
     def set_enabled(self, enabled: bool) -> None:
         """Switches loop closure on or off; off, keyframes are forgotten and corrections stay."""
@@ -121,20 +121,15 @@ class LoopClosure(MapListener):
             self._forget_all()
         self.enabled = enabled
 
-    @property
-    def nbytes(self) -> int:
-        """Memory of the keyframes, bytes."""
-        return self._keyframes.nbytes
-
     def limit_memory(self, memory_mb: int) -> int:
         """Limits keyframes to a quarter of the map's memory. Returns the MiB left for the rest."""
         self._max_bytes = memory_mb * 2**18
-        return max(1, memory_mb - -(-self.nbytes // 2**20)) if memory_mb else 0
+        return max(1, memory_mb - -(-self.keyframes.nbytes // 2**20)) if memory_mb else 0
 
     @property
     def submaps_in_use(self) -> set[int]:
         """The submaps whose poses it needs."""
-        return self._graph.submaps_of_nodes() | {k.submap for k in self._keyframes}
+        return self._graph.submaps_of_nodes() | {k.submap for k in self.keyframes}
 
     # Adding windows and keyframes
 
@@ -163,10 +158,10 @@ class LoopClosure(MapListener):
 
         lost: it begins near the end of the last segment; else its position is unknown.
         """
-        if not lost or self._drift_model is None or not self._keyframes:
+        if not lost or self._drift_model is None or not self.keyframes:
             self._drift_model = None
             return
-        last = PlacedKeyframe.of(self._keyframes[-1], self._submaps)
+        last = PlacedKeyframe.of(self.keyframes[-1], self._submaps)
         self._drift_model.add(LOST_VARIANCE * [1, 1, last.depth**2], last.centre)
         self._guessed = True
 
@@ -174,7 +169,7 @@ class LoopClosure(MapListener):
         """Adds a keyframe: a view of the map's table, by its id."""
         if not self.enabled:
             return
-        row = self._submaps.row(id)
+        row = self._submaps.shared[id]
         submap = row.submap
         if self._is_localized:
             self._forget_keyframes(self._graph.first_live, submap - LIVE_SUBMAPS)
@@ -189,8 +184,8 @@ class LoopClosure(MapListener):
             row, descriptor=np.array(descriptor), typical_depth=float(np.median(row.depth)),
             variance_in_submap=own / [1, 1, unit[0] ** 2],
         )  # fmt: skip
-        self._keyframes.add(keyframe, self._max_bytes, keep_all=self._is_localized)
-        self._candidates.restart()
+        self.keyframes.add(keyframe, self._max_bytes, keep_all=self._is_localized)
+        self.candidates.restart()
 
     def _start_submap(self, id: int) -> None:
         begin = self._submaps.T_local_submap(id).t
@@ -203,14 +198,13 @@ class LoopClosure(MapListener):
     def _absorb(self, absorbed: Absorbed) -> None:
         """Updates keyframes and loops of a node that was merged into another one, or forgotten."""
         if absorbed.variance is None:
-            here = [absorbed.first <= p.submap <= absorbed.last for p in self._keyframes]
-            for i in reversed([i for i, inside in enumerate(here) if inside]):
-                self._keyframes.remove(i)
-            if not len(self._keyframes):
-                self._candidates.wait()
+            for one in [k for k in self.keyframes if absorbed.first <= k.submap <= absorbed.last]:
+                self.keyframes.remove(one.view.id)
+            if not len(self.keyframes):
+                self.candidates.wait()
             return
 
-        self._keyframes.change(
+        self.keyframes.change(
             lambda k: merged_keyframe(PlacedKeyframe.of(k, self._submaps), absorbed)
         )
 
@@ -223,15 +217,15 @@ class LoopClosure(MapListener):
         Returns whether there are such keyframes.
         """
         self._graph.first_live = first_live
-        self._candidates.limit_to(searched)
+        self.candidates.limit_to(searched)
         self._keeps_unit = True
         self._unconfirmed.clear()
-        return any(one.submap in searched for one in self._keyframes)
+        return any(one.submap in searched for one in self.keyframes)
 
     @property
     def recognises_map(self) -> bool:
         """Whether a read-only map has keyframes that recognise its places."""
-        return any(one.submap < self._graph.first_live for one in self._keyframes)
+        return any(one.submap < self._graph.first_live for one in self.keyframes)
 
     def end_localization(self) -> bool:
         """Lets the map grow again: what was only localized is no part of it. Returns whether new
@@ -239,7 +233,7 @@ class LoopClosure(MapListener):
         drift = self._drift_from_map()
         self.forget_place()
         self._graph.first_live = 0
-        self._candidates.limit_to(None)
+        self.candidates.limit_to(None)
         self._drift_model, self._guessed = drift, False
         return drift is not None
 
@@ -258,7 +252,7 @@ class LoopClosure(MapListener):
 
     @property
     def _is_localized(self) -> bool:
-        return self._candidates.searched is not None
+        return self.candidates.searched is not None
 
     def forget_place(self) -> None:
         """Forgets where the camera is in a read-only map."""
@@ -267,16 +261,15 @@ class LoopClosure(MapListener):
         self._forget_keyframes(self._graph.first_live, math.inf)
         self._unconfirmed.clear()
         self._drift_model = None
-        self.wait_for_keyframe()
+        self.candidates.wait()
 
     def _forget_keyframes(self, first: int, last: float) -> None:
         """Forgets the keyframes of the submaps from ``first`` to ``last``, of the newest ones."""
-        for index in range(len(self._keyframes) - 1, -1, -1):
-            submap = self._keyframes[index].submap
-            if submap < first:
+        for one in reversed(list(self.keyframes)):
+            if one.submap < first:
                 break
-            if submap <= last:
-                self._keyframes.remove(index)
+            if one.submap <= last:
+                self.keyframes.remove(one.view.id)
 
     # Saved maps
 
@@ -286,14 +279,14 @@ class LoopClosure(MapListener):
             if id not in self._submaps.submaps:  # without points and poses
                 self._submaps.add(Submap(id, 0, T_map_submap))
         self._graph.restore(saved.nodes, saved.edges)
-        self._keyframes.restore(numbered(saved.keyframes))
+        self.keyframes.restore(numbered(saved.keyframes))
         for absorbed in self._graph.enforce_limits():  # of several scenes together
             self._absorb(absorbed)
 
     def recognition(self, scale: float = 1.0) -> Recognition:
         """Returns what recognises the places of this map, with lengths times ``scale``."""
         nodes, edges = self._graph.of_map()
-        keyframes = tuple(self._keyframes)
+        keyframes = tuple(self.keyframes)
         if self._is_localized:
             keyframes = tuple(k for k in keyframes if k.submap < self._graph.first_live)
         ids = {n.first for n in nodes} | {k.submap for k in keyframes}
@@ -303,21 +296,13 @@ class LoopClosure(MapListener):
     @property
     def saved_keyframes(self) -> KeyframeFile | None:
         """The file of a loaded scene in which keyframes are; None: there is none."""
-        return next((one.file for one in self._keyframes if one.file is not None), None)
+        return next((one.file for one in self.keyframes if one.file is not None), None)
 
     # Finding a loop
 
     def begin_search(self) -> None:
         """Begins to look for an unknown place: at first after each window."""
         self._looks = 0
-
-    def look_from(self, view_id: int, among: Callable[[int], bool]) -> bool:
-        """Compares a keyframe instead of the newest one; see ``LoopCandidates.look_from``."""
-        return self._candidates.look_from(view_id, among)
-
-    def wait_for_keyframe(self) -> None:
-        """Looks for no loop before the next keyframe: images have another size now."""
-        self._candidates.wait()
 
     def try_close_loop(
         self,
@@ -346,17 +331,17 @@ class LoopClosure(MapListener):
         eager = not place_known and self._looks < EAGER_LOOKS
         if 0 <= window_id - self._last_try < (1 if eager else config.every):
             return
-        old = self._candidates.next(None if place_known else hint)
+        old = self.candidates.next(None if place_known else hint)
         if old is None:
             return
         self._last_try, self._looks = window_id, self._looks + 1
         try:
             window, keyframes, split = loop_window(
-                self._keyframes, self._graph, old, self._candidates.new, window_id, views // 2
+                self.keyframes, self._graph, old, self.candidates.new, window_id, views // 2
             )
         except OSError as error:  # the file of a loaded scene
             log.warning("a keyframe of the loaded scene cannot be read: %s", error)
-            self._keyframes.remove(self._keyframes.index(old.id))
+            self.keyframes.remove(old.view.id)
             return
         estimate = infer(window)
         if estimate is None:
@@ -375,9 +360,9 @@ class LoopClosure(MapListener):
         Returns True if two loops agree, so that the graph should be solved now. aligner: the
         stream's, for the noise of views within a window; it is not changed.
         """
-        new, loop = self._candidates.new, None
+        new, loop = self.candidates.new, None
         if estimate is not None:
-            split = [k.id for k in keyframes].index(new.id)
+            split = [k.view.id for k in keyframes].index(new.view.id)
             views = [PlacedKeyframe.of(k, self._submaps).view for k in keyframes]
             there, here = (PlacedKeyframe.of(k, self._submaps) for k in (old, new))
             loop = measured_loop(there, here, views, split, estimate, aligner)
@@ -390,7 +375,7 @@ class LoopClosure(MapListener):
             return False
         self._unconfirmed = self._waiting()
         for other in self._unconfirmed:
-            if other.new != new.id and self._agreement.agree(other, loop):
+            if other.new != new.view.id and self._agreement.agree(other, loop):
                 self._join(loop)
                 for one in (other, loop):
                     self._add_to_graph(one)
@@ -401,26 +386,26 @@ class LoopClosure(MapListener):
 
     def _waiting(self) -> list[Loop]:
         """Returns the loops that wait for another one, and whose keyframes are still there."""
-        there = self._keyframes
+        there = self.keyframes
         return [w for w in self._unconfirmed if w.old in there and w.new in there]
 
     def _join(self, loop: Loop) -> None:
         """Notes what a confirmed loop joins."""
         old, new = placed_ends(loop, self._submaps)
-        self._keeps_unit |= not self._graph.connected(old.submap, new.submap)
-        nodes = self._graph.unmeasured(old.submap, new.submap)
+        self._keeps_unit |= not self._graph.connected(old.keyframe.submap, new.keyframe.submap)
+        nodes = self._graph.unmeasured(old.keyframe.submap, new.keyframe.submap)
         drift = loop.drift(old.T_local_submap, new.T_local_submap)
         self._joined = Joint(drift, new.centre, nodes)
 
     def _add_to_graph(self, loop: Loop) -> None:
         """Adds a loop to the graph, between the submaps of its keyframes."""
         old, new = placed_ends(loop, self._submaps)
-        begin = self._graph.pose(self._graph.node(new.submap)).t
+        begin = self._graph.pose(self._graph.node(new.keyframe.submap)).t
         arm = float(np.linalg.norm(new.centre - begin))
         own = loop.variance * [1, 1, new.T_local_submap.scale**2]
         variance = with_lever_arm(own, arm) + old.variance + new.variance
         drift = loop.drift(old.T_local_submap, new.T_local_submap)
-        self._graph.add_loop(old.submap, new.submap, drift, variance)
+        self._graph.add_loop(old.keyframe.submap, new.keyframe.submap, drift, variance)
 
     # Closing a loop
 
@@ -428,7 +413,7 @@ class LoopClosure(MapListener):
         """Starts the solver; ``collect`` returns its correction."""
         joined, self._joined = self._joined, None
         problem = self._graph.problem(
-            metric, self._keeps_unit, joined, all_parts=self._candidates.is_asked
+            metric, self._keeps_unit, joined, all_parts=self.candidates.is_asked
         )
         if self._solver is None:
             self._solver = ThreadPoolExecutor(1, "da3_loops")
@@ -455,4 +440,4 @@ class LoopClosure(MapListener):
         if correction.followed:
             self._graph.measure_anew()
         self._unconfirmed.clear()
-        self._candidates.restart()
+        self.candidates.restart()

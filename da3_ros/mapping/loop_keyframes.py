@@ -38,11 +38,6 @@ class PlacedKeyframe:
         return PlacedKeyframe(keyframe, submaps.T_local_submap(keyframe.submap))
 
     @property
-    def submap(self) -> int:
-        """Its submap."""
-        return self.keyframe.submap
-
-    @property
     def _T_local_ref(self) -> Similarity:
         T = self.keyframe.T_submap_ref
         return self.T_local_submap if T is None else self.T_local_submap @ T
@@ -83,7 +78,7 @@ class LoopKeyframes:
         None: they are forgotten."""
         self._table, self._spill = table, spill
         table.keyframes.clear()
-        self._ids: list[int] = []
+        self.ids: list[int] = []
         self._size = 0, 0  # bytes of the newest one, and without the arrays
         self._on_disk = 0  # number of the first keyframes, whose arrays lie there, or will soon
         self._moves: deque[tuple[ViewRow, Future[Arrays]]] = deque()  # not complete
@@ -97,10 +92,10 @@ class LoopKeyframes:
         """Takes over the keyframes of a loaded scene, whose arrays are on the disk; this has none
         yet."""
         for one in keyframes[-MAX_STORED:]:
-            self._table.keyframes[one.id] = one
-            self._ids.append(one.id)
-        self._on_disk = len(self._ids)
-        if self._ids:
+            self._table.keyframes[one.view.id] = one
+            self.ids.append(one.view.id)
+        self._on_disk = len(self.ids)
+        if self.ids:
             self._note_size(self[-1])
         self._descriptors.restore(self._all_descriptors())
 
@@ -108,20 +103,16 @@ class LoopKeyframes:
         return [one.descriptor for one in self]
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self.ids)
 
     def __iter__(self) -> Iterator[ViewRow]:
-        return iter([self._table.keyframes[id] for id in self._ids])
+        return iter([self._table.keyframes[id] for id in self.ids])
 
     def __getitem__(self, number: int) -> ViewRow:
-        return self._table.keyframes[self._ids[number]]
+        return self._table.keyframes[self.ids[number]]
 
     def __contains__(self, id: int) -> bool:
         return id in self._table.keyframes
-
-    def index(self, id: int) -> int:
-        """Returns the number of a keyframe, by the id of its view. Raises ValueError."""
-        return self._ids.index(id)
 
     @property
     def nbytes(self) -> int:
@@ -137,8 +128,8 @@ class LoopKeyframes:
         """
         self._finish_moves()
         keyframe = keyframe.with_fewer_pixels()
-        self._table.keyframes[keyframe.id] = keyframe
-        self._ids.append(keyframe.id)
+        self._table.keyframes[keyframe.view.id] = keyframe
+        self.ids.append(keyframe.view.id)
         self._note_size(keyframe)
         self._descriptors.add(keyframe.descriptor, self._all_descriptors, fixed=keep_all)
         if keep_all:
@@ -159,26 +150,28 @@ class LoopKeyframes:
         each = keyframe.descriptor.nbytes + OVERHEAD
         self._size = each + sum(part.nbytes for part in keyframe.arrays), each
 
-    def remove(self, number: int) -> None:
-        """Forgets a keyframe."""
-        del self._table.keyframes[self._ids.pop(number)]
+    def remove(self, id: int) -> None:
+        """Forgets a keyframe, by the id of its view."""
+        number = self.ids.index(id)
+        del self._table.keyframes[self.ids.pop(number)]
         self._on_disk -= number < self._on_disk
         self._descriptors.remove(number)
 
     def change(self, changed: Callable[[ViewRow], ViewRow]) -> None:
         """Replaces each keyframe by what ``changed`` returns, with equal arrays."""
         for one in list(self):
-            self._table.keyframes[one.id] = changed(one)
+            self._table.keyframes[one.view.id] = changed(one)
 
-    def similarity(self, number: int = -1) -> Array:
-        """Returns the cosines [M] of each descriptor with that of keyframe ``number``."""
-        return self._descriptors.like(number)
+    def similarity(self, id: int) -> Array:
+        """Returns the cosines [M] of each descriptor with that of a keyframe, by its view's id."""
+        return self._descriptors.like(self.ids.index(id))
 
     def _forget_most_similar(self, first: int = 0) -> None:
         """Forgets the newer one of the two most similar consecutive keyframes, from ``first`` on;
         not the newest of all."""
         first = min(first, len(self) - 3)
-        self.remove(first + int(np.argmax(self._descriptors.neighbours()[first:-1])) + 1)
+        most = int(np.argmax(self._descriptors.neighbours()[first:-1]))
+        self.remove(self.ids[first + most + 1])
 
     def _move_to_disk(self) -> bool:
         """Moves the oldest keyframe in memory to the disk, if that is possible; the two newest
@@ -199,13 +192,13 @@ class LoopKeyframes:
         """Replaces the arrays that are written; keyframes that could not be are forgotten."""
         while self._moves and self._moves[0][1].done():
             moved, arrays = self._moves.popleft()
-            now = self._table.keyframes.get(moved.id)
+            now = self._table.keyframes.get(moved.view.id)
             if now is None:  # it was forgotten
                 continue
             if arrays.exception() is not None:
-                self.remove(self.index(moved.id))
+                self.remove(moved.view.id)
             else:
-                self._table.keyframes[now.id] = now.with_arrays(arrays.result())
+                self._table.keyframes[now.view.id] = now.with_arrays(arrays.result())
 
 
 def numbered(keyframes: Sequence[ViewRow]) -> list[ViewRow]:
@@ -215,7 +208,7 @@ def numbered(keyframes: Sequence[ViewRow]) -> list[ViewRow]:
 
 def merged_keyframe(placed: PlacedKeyframe, absorbed: Absorbed) -> ViewRow:
     """Returns the keyframe with its variance relative to the node that its submap is in now."""
-    if absorbed.variance is None or not absorbed.first <= placed.submap <= absorbed.last:
+    if absorbed.variance is None or not absorbed.first <= placed.keyframe.submap <= absorbed.last:
         return placed.keyframe
     arm = float(np.linalg.norm(absorbed.at - placed.centre))
     more = with_lever_arm(absorbed.variance, arm) / [1, 1, placed.T_local_submap.scale**2]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, KeysView, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -61,11 +61,6 @@ class ViewRow:
     T_submap_ref: Similarity | None = None  # None: ref is the submap
     file: KeyframeFile | None = None
     index: int = -1
-
-    @property
-    def id(self) -> int:
-        """The id of its view."""
-        return self.view.id
 
     @property
     def arrays(self) -> tuple[Array, ...]:
@@ -198,7 +193,7 @@ class MapTable:
         self.nodes: list[Node] = []  # submaps that move as one, in the order of their ids
         self.edges: list[Edge] = []  # between nodes, by their first submap
         self.keyframes: dict[int, ViewRow] = {}  # of loops
-        self._shared: dict[int, ViewRow] = {}  # views that windows may share
+        self.shared: dict[int, ViewRow] = {}  # views that windows may share
         self._apart: set[int] = set()  # ids of those whose keyframe has another image
         self._T_map_local, self._is_map = IDENTITY, True
         # Derived; empty after each change. Of views: no more than are shared.
@@ -222,27 +217,22 @@ class MapTable:
 
     def keep(self, ids: Collection[int]) -> None:
         """Removes all submaps but these, and those of views that windows may share."""
-        used = {*ids, *(row.submap for row in self._shared.values())}
+        used = {*ids, *(row.submap for row in self.shared.values())}
         self.submaps = {id: s for id, s in self.submaps.items() if id in used}
         self._forget_derived()
 
-    @property
-    def shared(self) -> KeysView[int]:
-        """The ids of the views that windows may share."""
-        return self._shared.keys()
-
     def share(self, ids: Collection[int]) -> None:
         """Removes all views that windows may share but these."""
-        for id in self._shared.keys() - set(ids):
-            del self._shared[id]
+        for id in self.shared.keys() - set(ids):
+            del self.shared[id]
             self._T_local_view.pop(id, None)
-        self._apart &= self._shared.keys()
+        self._apart &= self.shared.keys()
 
     def set_view(self, view: OverlapView, *, same_image: bool = True) -> None:
         """Adds or replaces a view that windows may share; moves its keyframe too, unless the view
         has had another image (``same_image`` False) since then."""
         id, row = view.view.id, view.stored(self.T_local_submap(view.submap))
-        before = self._shared.get(id, row)
+        before = self.shared.get(id, row)
         self.set_row(row)
         if not same_image:
             self._apart.add(id)
@@ -260,35 +250,31 @@ class MapTable:
         path, rows = self.path if self.live_path is None else self.live_path, []
         for view in views:
             self.set_view(view)
-            rows.append(row := self._shared[view.view.id])
+            rows.append(row := self.shared[view.view.id])
             path.correct(row.view.stamp_ns, row.view.camera, row.submap, row.T_submap_camera)
         for listener in self.listeners:
             listener.on_refinement(rows)
 
     def set_row(self, row: ViewRow) -> None:
         """Adds or replaces a view that windows may share, in the frame of its submap."""
-        self._shared[row.id] = row
-        self._T_local_view.pop(row.id, None)
-
-    def row(self, id: int) -> ViewRow:
-        """Returns a shared view in the frame of its submap. Raises KeyError."""
-        return self._shared[id]
+        self.shared[row.view.id] = row
+        self._T_local_view.pop(row.view.id, None)
 
     def view(self, id: int) -> OverlapView:
         """Returns a shared view where its submap is in the frame of odometry. Raises KeyError."""
-        row = self._shared[id]
+        row = self.shared[id]
         return row.placed(self._T_local_camera(id), self.T_local_submap(row.submap).scale)
 
     def poses(self, ids: Sequence[int]) -> tuple[Array, Array]:
         """Returns the poses [N, 4, 4] of shared views in the frame of odometry, and the units [N]
         of their submaps there. Raises KeyError."""
         T = np.array([self._T_local_camera(id) for id in ids]).reshape(-1, 4, 4)
-        return T, np.array([self.T_local_submap(self._shared[id].submap).scale for id in ids])
+        return T, np.array([self.T_local_submap(self.shared[id].submap).scale for id in ids])
 
     def _T_local_camera(self, id: int) -> Array:
         T = self._T_local_view.get(id)
         if T is None:
-            row = self._shared[id]
+            row = self.shared[id]
             T = self._T_local_view[id] = self.T_local_submap(row.submap).pose(row.T_submap_camera)
         return T
 

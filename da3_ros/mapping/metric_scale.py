@@ -17,8 +17,7 @@ from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.mapping.map_table import MapListener, MapTable
 from da3_ros.scale_sources import scale_source
 from da3_ros.scale_sources.estimates import FLOOR, Estimate
-from da3_ros.scale_sources.interface import ScaleSource
-from da3_ros.types import Array, FloatImage, Scale, ScaleMeasurement, View, Window, WindowEstimate
+from da3_ros.types import Array, FloatImage, Scale, Window, WindowEstimate
 
 MAX_SIGMA = 0.15  # relative standard deviation above which the scale is still unknown
 
@@ -53,20 +52,8 @@ class ScaleFilter:
 
     def wants_metric_model(self, window_id: int) -> bool:
         """True if the metric model should run: for the first windows, then for every nth one."""
-        due = self._estimator.few or window_id % self.config.metric_every == 0
+        due = self.estimator.few or window_id % self.config.metric_every == 0
         return self.source.needs_metric_model and due
-
-    def add_measurement(self, measure: ScaleMeasurement, unit: float) -> None:
-        """Adds a window's measurement; ``unit``: of odometry, per network unit."""
-        self._estimator.add(measure, unit)
-
-    def add_motion(self, view: View, T_local_camera: Array, depth: float) -> None:
-        """Adds a frame of an accepted window; see ``MeasurementFilter.add_motion``."""
-        self._estimator.add_motion(view, T_local_camera, depth)
-
-    def interrupt_motion(self) -> None:
-        """Takes over that a window was refused: its motion is unknown."""
-        self._estimator.interrupt_motion()
 
     def change_unit(self, factor: float) -> None:
         """Takes over that lengths in the segment are now ``factor`` times what they were.
@@ -82,14 +69,14 @@ class ScaleFilter:
             self._sigma = max(self._sigma, MAX_SIGMA)
 
     def _forget_measurements(self) -> None:
-        self._estimator = self.source.estimator()
+        self.estimator = self.source.estimator()
 
     def update(self) -> Scale:
         """Returns the scale to publish with the current window. Call once per window."""
         name = self.config.source
         if not self.source.learns:
             return Scale(name, 1.0) if self.declared else Scale()
-        self._follow(self._estimator.estimate())
+        self._follow(self.estimator.estimate())
         return Scale() if self._value is None else Scale(name, self._value, self._sigma)
 
     def _follow(self, target: Estimate | None) -> None:
@@ -118,7 +105,8 @@ class MapScale(MapListener):
     """
 
     def __init__(self, config: ScaleConfig, submaps: MapTable | None = None) -> None:
-        self._scale_filter = ScaleFilter(config)
+        self.filter = ScaleFilter(config)
+        self.source = self.filter.source  # what measures or declares the scale
         self._submaps = submaps or MapTable()
         self._submaps.listeners.append(self)
         self._fixed = False  # whether the map is read-only: its known scale stays
@@ -168,23 +156,13 @@ class MapScale(MapListener):
         """Begins a new segment at this pose of odometry, with an unknown unit."""
         self.begin = T_local_camera[:3, 3].copy()  # what stays in the map when the unit changes
         self.scale = Scale()  # of the newest window; metres per unit of odometry
-        self._scale_filter.restart(declared=not self._begun)
+        self.filter.restart(declared=not self._begun)
         if self._map_scale is not None:  # until the new segment is joined to the map
             self._metres = self._map_sigma = None
 
     def set_unplaced(self, scale: Scale) -> None:
         """Takes the scale of a window without poses, which has no place in the map."""
         self.scale = scale
-
-    @property
-    def source(self) -> ScaleSource:
-        """What measures or declares the scale."""
-        return self._scale_filter.source
-
-    @property
-    def declared(self) -> bool:
-        """Whether a declared scale holds for the current segment."""
-        return self._scale_filter.declared
 
     @property
     def known(self) -> bool:
@@ -213,10 +191,6 @@ class MapScale(MapListener):
             return 1.0
         return self.unit * (self.metres if scale.metric else 1.0)
 
-    def wants_metric_model(self, window_id: int) -> bool:
-        """True if the metric model should run for this window."""
-        return self._scale_filter.wants_metric_model(window_id)
-
     def unit_of(self, estimate: WindowEstimate) -> tuple[float, float] | None:
         """Returns units of odometry per network unit, by a window's own measurement, and the
         relative standard deviation; None without a measurement.
@@ -239,7 +213,7 @@ class MapScale(MapListener):
         factor = depth if self.source.by_depth else motion
         if factor == 1.0 or not (self.source.learns or self._map_sigma is not None):
             return
-        self._scale_filter.change_unit(factor)
+        self.filter.change_unit(factor)
         if self.scale.metric:  # what is in the map stays
             self._set_unit(self.unit / factor)
 
@@ -247,7 +221,7 @@ class MapScale(MapListener):
         """Holds the scale until there are new measurements: those so far had the error of a
         focal length that was only guessed."""
         if self.source.learns:
-            self._scale_filter.change_unit(1.0)
+            self.filter.change_unit(1.0)
 
     def update(
         self, window: Window, estimate: WindowEstimate, T_local_window: Similarity | None,
@@ -260,10 +234,10 @@ class MapScale(MapListener):
         """
         self._begun = True
         if T_local_window is None:
-            self._scale_filter.interrupt_motion()
+            self.filter.estimator.interrupt_motion()
         else:
             self._add_measurements(window, estimate, T_local_window, own_motion)
-        before, self.scale = self.scale, self._scale_filter.update()
+        before, self.scale = self.scale, self.filter.update()
         if self._map_sigma is not None:
             self.scale = Scale("map", self.unit * self.metres, self._map_sigma)
         if self.scale.metric:
@@ -310,11 +284,12 @@ class MapScale(MapListener):
         own_motion: bool,
     ) -> None:  # fmt: skip
         """Adds a window's measurement and motions to the filter."""
+        estimator = self.filter.estimator
         unit = T_local_window.scale
         if estimate.measure is not None:
-            self._scale_filter.add_measurement(estimate.measure, unit)
+            estimator.add(estimate.measure, unit)
         if not own_motion:
-            self._scale_filter.interrupt_motion()
+            estimator.interrupt_motion()
             return
         fresh = range(len(window.views) - window.new, len(window.views))
         camera = window.views[fresh.start].camera  # one camera's motion is the rig's
@@ -323,7 +298,7 @@ class MapScale(MapListener):
             known = depth[np.isfinite(depth)]
             typical = float(np.median(known)) * unit if known.size else math.nan
             T_local_camera = T_local_window.pose(estimate.T_window_camera[index])
-            self._scale_filter.add_motion(window.views[index], T_local_camera, typical)
+            estimator.add_motion(window.views[index], T_local_camera, typical)
 
 
 class OdomFrame:

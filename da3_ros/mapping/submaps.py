@@ -90,36 +90,32 @@ class SubmapStore:
         self.table = table or MapTable()
         self.submaps: dict[int, Submap] = {}
         self.localized: LocalizedPath | None = None  # None: new frames are mapped
-        self._points = SubmapPoints(self.submaps)
-        self._points.spill_to(spill)
-        self._movers = MoverRemoval(self.submaps, self._points)
+        self.points = SubmapPoints(self.submaps)
+        self.points.spill_to(spill)
+        self._movers = MoverRemoval(self.submaps, self.points)
         self._next = self._segment = 0
         self.parts_of_scene = SceneParts()
         self._is_searched = False  # whether new frames are looked for in the first part
         self.revision = next(_REVISIONS)  # changes with every visible change
         self._forget_at = 64  # number of submaps at which empty ones are removed
 
-    def spill_to(self, spill: ArraySpill) -> None:
-        """Sets where points go from now on that memory cannot hold."""
-        self._points.spill_to(spill)
-
     def set_limits(self, limits: MapConfig, metres: float) -> None:
         """Sets the limits, and metres per map unit, for frames from now on."""
         self.limits, self.metres = limits, metres
 
     def __len__(self) -> int:
-        return len(self._points)
+        return len(self.points)
 
     @property
     def nbytes(self) -> int:
         """Memory held, bytes: points, poses and images."""
         paths = self.table.path.nbytes + (0 if self.localized is None else self._shown_path.nbytes)
-        return self._points.nbytes + paths + self._movers.nbytes
+        return self.points.nbytes + paths + self._movers.nbytes
 
     @property
     def newest(self) -> Submap | None:
         """The submap of new frames; None at the beginning of a segment."""
-        return self._points.newest if self.localized is None else self.localized.newest
+        return self.points.newest if self.localized is None else self.localized.newest
 
     @property
     def next_id(self) -> int:
@@ -147,7 +143,7 @@ class SubmapStore:
         if on == (self.localized is not None):
             return
         self._close()
-        self._movers = MoverRemoval(self.submaps, self._points)
+        self._movers = MoverRemoval(self.submaps, self.points)
         self.table.live_path = None
         self.localized = LocalizedPath(self.table, self._next) if on else None
         if not on and not self.submaps:  # the map begins now
@@ -162,7 +158,7 @@ class SubmapStore:
 
     def _close(self) -> None:
         """Ends the submap of new frames."""
-        self._points.close()
+        self.points.close()
         if self.localized is not None:
             self.localized.close()
 
@@ -179,14 +175,9 @@ class SubmapStore:
         return has_map and self.parts_of_scene.place_known
 
     @property
-    def part(self) -> int:
-        """The part of new frames."""
-        return self.parts_of_scene.current
-
-    @property
     def parts(self) -> set[int]:
         """The parts of the scene, including the current one."""
-        return {s.part for s in list(self.all_submaps().values())} | {self.part}
+        return {s.part for s in list(self.all_submaps().values())} | {self.parts_of_scene.current}
 
     def start_segment(self) -> None:
         """Begins a segment that is not aligned to the last one: a new submap and a new part."""
@@ -217,10 +208,10 @@ class SubmapStore:
         if frame.keyframe and self.limits.enabled and self.localized is None:
             camera = self.table.T_map_camera(frame.T_local_camera).t
             if self.limits.keep_images:
-                self._points.keep_image(submap, frame)
+                self.points.keep_image(submap, frame)
             if self.limits.remove_movers:
                 self._movers.add(frame, T, submap, S.scale, camera)
-            self._points.insert(frame, T, S.scale, self._radius())
+            self.points.insert(frame, T, S.scale, self._radius())
             self.revision = next(_REVISIONS)
             self._enforce_limits(camera)
         return submap, T
@@ -243,7 +234,7 @@ class SubmapStore:
         if self.localized is not None:
             return
         self.revision = next(_REVISIONS)
-        self._points.regrid(self._voxel)
+        self.points.regrid(self._voxel)
 
     def restore(self, saved: Snapshot, *, searched: bool = False, whole: bool = False) -> None:
         """Takes over a saved scene in an empty store; new frames begin a new segment.
@@ -257,7 +248,7 @@ class SubmapStore:
             self.submaps[one.id] = one
             self.table.add(one)
             self.parts_of_scene.note(one)
-            self._points.restore(one, submap.cloud, submap.images)
+            self.points.restore(one, submap.cloud, submap.images)
             self._next = max(self._next, one.id + 1)
         self.table.path.extend(saved.poses)
         self._segment, self._is_searched = saved.segment + 1, searched
@@ -273,7 +264,7 @@ class SubmapStore:
         """Returns the scene as it is now; cheap, and not changed by later frames."""
         places, submaps = self._places(), []
         for s in self.submaps.values():
-            cloud, images = self._points.cloud_of(s), s.all_images()
+            cloud, images = self.points.cloud_of(s), s.all_images()
             place = places[s.id]
             submaps.append(replace(s, cloud=cloud, T_map_submap=place, images=images, moved=[]))
         scale = unit * self.metres
@@ -291,7 +282,7 @@ class SubmapStore:
 
         The path is that of a localized camera, instead of the map's.
         """
-        newest, part = max(self.submaps, default=-1), self.part
+        newest, part = max(self.submaps, default=-1), self.parts_of_scene.current
         searched = self._is_searched or self.localized is not None
         if searched and any(s.part == REFERENCE for s in self.submaps.values()):
             part = REFERENCE
@@ -301,7 +292,7 @@ class SubmapStore:
         places[SETTLED], part_of[SETTLED] = IDENTITY.scaled(self.metres), REFERENCE
         submaps = tuple(self.submaps.values())
         path = self._shown_path.poses()
-        return SceneView(part, submaps, self._points, path, places, part_of)
+        return SceneView(part, submaps, self.points, path, places, part_of)
 
     def poses(self) -> Poses:
         """Returns the poses of all cameras in the world, in metres if the scale is known."""
@@ -326,7 +317,7 @@ class SubmapStore:
             self._close()
             begin = self.table.T_map_camera(frame.T_local_camera)
             submap = Submap(self._next, self._segment, begin)
-            submap.part = self.part
+            submap.part = self.parts_of_scene.current
             self.table.add(submap)
             self.parts_of_scene.note(submap)
             self._next += 1
@@ -337,13 +328,13 @@ class SubmapStore:
                 self.parts_of_scene.forget(self.localized.first, min(self.localized.submaps))
                 return submap
             self.submaps[submap.id] = submap
-            self._points.begin(submap, self._voxel(submap))
+            self.points.begin(submap, self._voxel(submap))
         return submap
 
     def _is_full(self, submap: Submap) -> bool:
         if self.localized is not None:
             return submap.keyframes >= KEYFRAMES
-        return submap.keyframes >= KEYFRAMES or self._points.point_count(submap) > MAX_VOXELS
+        return submap.keyframes >= KEYFRAMES or self.points.point_count(submap) > MAX_VOXELS
 
     def _voxel(self, submap: Submap) -> float:
         return self.limits.voxel_m / self.metres / submap.T_map_submap.scale
@@ -355,9 +346,9 @@ class SubmapStore:
     def _enforce_limits(self, camera: Array) -> None:
         """Drops points and images beyond the limits, or too far from the camera [3]."""
         room = self.limits.memory_mb * 2**20
-        self._points.drop_distant(camera, self._radius())
+        self.points.drop_distant(camera, self._radius())
         held = self.table.path.nbytes + self._movers.nbytes
-        self._points.enforce_limits(self.limits.max_points, room, held)
+        self.points.enforce_limits(self.limits.max_points, room, held)
         self._forget_empty()
 
     def _forget_empty(self) -> None:
@@ -367,7 +358,7 @@ class SubmapStore:
         used = {int(i) for i in np.unique(self.table.path.poses().rows["submap"])}
         for submap in [s for s in self.submaps.values() if s.id not in used and not len(s.cloud)]:
             if submap is not self.newest:
-                self._points.drop_images(submap)
+                self.points.drop_images(submap)
                 del self.submaps[submap.id]
         self._forget_at = 2 * len(self.submaps) + 64
 

@@ -38,21 +38,12 @@ class InputScene:
 
     name: str
     reader: SceneFile
+    saved: Snapshot  # the scene as it was saved, without points and images
     first_submap: int = 0
     first_segment: int = 0
     first_part: int = 0
     origins: Mapping[str, str] | None = None  # new names of the origins of its submaps
     cameras: Mapping[str, str] | None = None  # new names of its cameras; None: as they are
-
-    @property
-    def saved(self) -> Snapshot:
-        """The scene as it was saved, without points and images."""
-        return self.reader.saved
-
-    @property
-    def has_keyframes(self) -> bool:
-        """Whether its keyframes are stored."""
-        return self.reader.has_keyframes
 
     @property
     def submaps(self) -> list[Submap]:
@@ -234,7 +225,7 @@ def _with_names(given: Sequence[tuple[Path, SceneFile]]) -> list[InputScene]:
             names.add(new[origin])
         name = _unused(scene_name(folder), names)
         names.add(name)
-        inputs.append(InputScene(name, reader, origins=new))
+        inputs.append(InputScene(name, reader, reader.saved, origins=new))
     return inputs
 
 
@@ -287,7 +278,7 @@ def _shots(one: InputScene) -> set[Shot]:
     found.update((view.camera, view.stamp_ns) for view in views)
     for submap in one.saved.submaps:
         found.update(one.reader.shots(submap.id))
-    return found | (_stored_shots(one, found) if one.has_keyframes else set())
+    return found | (_stored_shots(one, found) if one.reader.has_keyframes else set())
 
 
 def _stored_shots(one: InputScene, known: Collection[Shot]) -> set[Shot]:

@@ -75,7 +75,7 @@ class SceneJoiner:
         self.parts = JoinedParts(inputs)
         self.network, self._progress, self._hint = network, progress, hint
         self._submaps = MapTable()
-        self._loop_closure = LoopClosure(self._submaps)
+        self.loop_closure = LoopClosure(self._submaps)
         self._aligner = WindowAligner()
         self._window = 0  # number of the next window
         self._refined: SeenTogether | None = None  # the newest window, if tracks refined it
@@ -85,9 +85,9 @@ class SceneJoiner:
         self._model = known[0].model if known else ""
         metric = [one.saved.metric for one in inputs if one.recognition() is not None]
         together = _together(known, metric)
-        self._loop_closure.restore(together)
+        self.loop_closure.restore(together)
         # Nodes may have been merged to as many as a graph may have.
-        nodes = self._loop_closure.recognition().nodes
+        nodes = self.loop_closure.recognition().nodes
         self._metric = np.array([self.parts.is_metric(self.parts.part(n.first)) for n in nodes])
         own = {id: T for r in known for id, T in r.T_map_submap.items()}
         self._before = {n.first: own[n.first] for n in nodes}
@@ -102,11 +102,6 @@ class SceneJoiner:
         if self._together:
             self._align()
         return self._result()
-
-    @property
-    def found(self) -> int:
-        """Number of windows that were verified with success; one alone joins nothing."""
-        return self._loop_closure.found
 
     def _next_pair(self, compared: set[tuple[Group, Group]]) -> tuple[Group, Group] | None:
         """Returns two groups that were not compared since they became what they are.
@@ -125,14 +120,16 @@ class SceneJoiner:
         """Looks from the keyframes of one group, in their order, at those of another."""
         ids = [self._ids_in(group) for group in (old, new)]
         asked, answering = (ids[1], old) if len(ids[1]) <= len(ids[0]) else (ids[0], new)
-        self._loop_closure.begin_search()
-        solved = self._loop_closure.closed
+        self.loop_closure.begin_search()
+        solved = self.loop_closure.closed
         for number, id in enumerate(asked):
             self._progress("comparing keyframes", number / len(asked))
-            if self._loop_closure.look_from(id, lambda s: self.parts.part(s) in answering):
-                self._look(joined=self._loop_closure.closed > solved)
-        if self._loop_closure.closed > solved:  # with the loops since then
-            self._loop_closure.solve(self._metric)
+            if self.loop_closure.candidates.look_from(
+                id, lambda s: self.parts.part(s) in answering
+            ):
+                self._look(joined=self.loop_closure.closed > solved)
+        if self.loop_closure.closed > solved:  # with the loops since then
+            self.loop_closure.solve(self._metric)
             self._correct()
 
     def _look(self, *, joined: bool) -> None:
@@ -140,13 +137,13 @@ class SceneJoiner:
         assert self.network is not None
         config = self.network.config
         for _ in range(config.loop.every):
-            found, self._refined = self._loop_closure.found, None
-            self._loop_closure.try_close_loop(
+            found, self._refined = self.loop_closure.found, None
+            self.loop_closure.try_close_loop(
                 self._window, config.loop, config.window.size, self.network.infer, self._aligner,
                 self._metric, None if self.network.refine is None else self._refine, joined,
                 self._hint,
             )  # fmt: skip
-            if self._refined is not None and self._loop_closure.found > found:
+            if self._refined is not None and self.loop_closure.found > found:
                 self._together.append(self._refined)
             self._window += 1
             self._correct()
@@ -166,28 +163,29 @@ class SceneJoiner:
     def _align(self) -> None:
         """Moves all nodes so that the cameras of all windows that saw two scenes fit; then by
         stored keyframes, for scenes that have some."""
-        keyframes, group = self._placed_keyframes(), self._group_of()
+        submap_of = {id: k.keyframe.submap for id, k in self._placed_keyframes().items()}
+        group = self._group_of()
         windows = [
             w for w in self._together
-            if len({group(keyframes[id].submap) for id in w.views if id in keyframes}) == 1
-            and set(w.views) <= keyframes.keys()
+            if len({group(submap_of[id]) for id in w.views if id in submap_of}) == 1
+            and set(w.views) <= submap_of.keys()
         ]  # fmt: skip
         if not windows:
             return
         self._move_to_fit(windows, ())
         cameras = self._measured_cameras()
         if cameras:
-            scene = {id: self.parts.scene(k.submap) for id, k in keyframes.items()}
+            scene = {id: self.parts.scene(submap) for id, submap in submap_of.items()}
             rest = [w for w in windows if frozenset(scene[id] for id in w.views) not in cameras]
             self._move_to_fit(rest, [one for found in cameras.values() for one in found])
 
     def _move_to_fit(
         self, windows: Sequence[SeenTogether], cameras: Sequence[MeasuredCamera]
     ) -> None:
-        known, keyframes = self._loop_closure.recognition(), self._placed_keyframes()
+        known, keyframes = self.loop_closure.recognition(), self._placed_keyframes()
         nodes, at = known.nodes, {n.first: k for k, n in enumerate(known.nodes)}
         poses = [self._submaps.T_local_submap(n.first) for n in nodes]
-        node_of = {id: self._node_of(k.submap) for id, k in keyframes.items()}
+        node_of = {id: self._node_of(k.keyframe.submap) for id, k in keyframes.items()}
         edges = [replace(e, first=at[e.first], second=at[e.second]) for e in known.edges]
         graph = SceneGraph(
             poses, [self._before[n.first] for n in nodes],
@@ -203,7 +201,7 @@ class SceneJoiner:
     def _measured_cameras(self) -> dict[frozenset[int], list[MeasuredCamera]]:
         """Returns what stored keyframes measure, by pairs of scenes that loops connect."""
         assert self.network is not None
-        known = self._loop_closure.recognition()
+        known = self.loop_closure.recognition()
         pairs = {
             frozenset(map(self.parts.scene, (e.first, e.second)))
             for e in known.edges if e.loop and self._is_across(e)
@@ -236,20 +234,20 @@ class SceneJoiner:
 
     def _correct(self) -> None:
         """Moves all nodes as a solved graph asks for, if there is one."""
-        correction = self._loop_closure.collect()
+        correction = self.loop_closure.collect()
         if correction is not None:
             self._submaps.correct(correction)
             self._loops = correction.loops
 
     def _ids_in(self, group: Group) -> list[int]:
         """Returns the ids of the views of a group's keyframes."""
-        keyframes = self._loop_closure.recognition().keyframes
-        return [k.id for k in keyframes if self.parts.part(k.submap) in group]
+        keyframes = self.loop_closure.recognition().keyframes
+        return [k.view.id for k in keyframes if self.parts.part(k.submap) in group]
 
     def _placed_keyframes(self) -> dict[int, PlacedKeyframe]:
         """Returns all keyframes where they are now, by the ids of their views."""
-        keyframes = self._loop_closure.recognition().keyframes
-        return {k.id: PlacedKeyframe.of(k, self._submaps) for k in keyframes}
+        keyframes = self.loop_closure.recognition().keyframes
+        return {k.view.id: PlacedKeyframe.of(k, self._submaps) for k in keyframes}
 
     def _groups(self) -> list[Group]:
         """Returns the parts that loops connect, those with the oldest part first."""
@@ -262,7 +260,7 @@ class SceneJoiner:
         return sorted(map(frozenset, {id(one): one for one in group.values()}.values()), key=min)
 
     def _result(self) -> Joined:
-        groups, known = self._groups(), self._loop_closure.recognition()
+        groups, known = self._groups(), self.loop_closure.recognition()
         group_of = {part: number for number, one in enumerate(groups) for part in one}
         of_node = {n.first: group_of[self.parts.part(n.first)] for n in known.nodes}
         back = self._gauges(known.nodes, of_node)
@@ -281,7 +279,7 @@ class SceneJoiner:
         together = replace(known, edges=tuple(edges), T_map_submap=poses, model=self._model)
         across = [(e.first, e.second) for e in edges if self._is_across(e)]
         loops = tuple((self.parts.part(a), self.parts.part(b)) for a, b in across)
-        looks = self._loop_closure.found + self._loop_closure.refused
+        looks = self.loop_closure.found + self.loop_closure.refused
         return Joined(tuple(groups), moves, together, loops, looks)
 
     def _holds(self, edge: Edge, groups: Sequence[Group], of_node: Mapping[int, int]) -> bool:

@@ -188,7 +188,7 @@ def _write(
         )
 
     with atomic_folder(output, foreign_to_scene) as folder:
-        if any(one.has_keyframes for one in inputs):
+        if any(one.reader.has_keyframes for one in inputs):
             leaders = tuple(merged.poses.cameras[i] for i in merged.poses.leaders)
             state = MapState(merged.metric, 1.0, merged.unit, merged.T_map_world, leaders)
             write_stored(inputs, placed, state, folder, progress)
@@ -203,7 +203,7 @@ def summary(
     pairs = Counter(
         frozenset((parts.scene_of_part(a), parts.scene_of_part(b))) for a, b in joined.loops
     )
-    scenes, stored = [], any(one.has_keyframes for one in inputs)
+    scenes, stored = [], any(one.reader.has_keyframes for one in inputs)
     for number, one in enumerate(inputs):
         own = [part for part in parts.all if parts.scene_of_part(part) == number]
         there = [placement.part_of.get(part) for part in own]
@@ -216,7 +216,7 @@ def summary(
             SceneOutcome(
                 one.name, number == 0, one.saved.metric, loops, len(own), guessed,
                 there.count(None), one.recognition() is not None,
-                stored and not one.has_keyframes,
+                stored and not one.reader.has_keyframes,
             )
         )  # fmt: skip
     return MergeSummary(output, tuple(scenes), inputs[0].saved.metric, joined.looks)

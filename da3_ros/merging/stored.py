@@ -29,14 +29,14 @@ def write_stored(
     try:
         writer.set_map(state)
         for one in inputs:
-            if one.has_keyframes:
+            if one.reader.has_keyframes:
                 with one.reader.keyframes() as stored:
                     places = _places(one, stored, placed)
                     writer.place(places.values())
                     first_track = _copy(one, stored, places, writer, first_track, progress)
-        writer.sync()
+        writer.journal.sync()
     finally:
-        writer.close()
+        writer.journal.close()
 
 
 def _places(one: InputScene, stored: StoredScene, placed: Placed) -> dict[int, Place]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,16 +65,17 @@ class StoredAlignment:
         detector = FeatureDetector(self._limits.features, self._limits.pixels)
         self._progress = progress
         self._views: dict[int, StoredViews] = {}
+        self._open = ExitStack()  # their files
         for number, one in enumerate(inputs):
-            if one.has_keyframes:
-                self._views[number] = StoredViews(one, detector)
+            if one.reader.has_keyframes:
+                stored = self._open.enter_context(one.reader.keyframes())
+                self._views[number] = StoredViews(one, stored, detector)
 
     def __enter__(self) -> StoredAlignment:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for views in self._views.values():
-            views.close()
+        self._open.close()
 
     def measure(
         self, pairs: Sequence[frozenset[int]]

@@ -13,6 +13,7 @@ import numpy as np
 
 from da3_ros.export.stored_depth import places_of
 from da3_ros.keyframe_store.journal import JournalError
+from da3_ros.keyframe_store.store import StoredScene
 from da3_ros.merging.inputs import InputScene
 from da3_ros.refinement.features import FeatureDetector, Features
 from da3_ros.refinement.tracked_view import TrackedView, tracked_view
@@ -33,10 +34,9 @@ class _Read:
 class StoredViews:
     """The stored keyframes of a scene, in the frame and unit that the scene was saved in."""
 
-    def __init__(self, one: InputScene, detector: FeatureDetector) -> None:
-        """Raises JournalError."""
-        self._stored = one.reader.keyframes()
-        self._detector = detector
+    def __init__(self, one: InputScene, stored: StoredScene, detector: FeatureDetector) -> None:
+        """stored: those keyframes."""
+        self._stored, self._detector = stored, detector
         places = places_of(self._stored)
         self._keys = [
             k for k in self._stored.images
@@ -55,10 +55,6 @@ class StoredViews:
 
     def __len__(self) -> int:
         return len(self._keys)
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._stored.close()
 
     def view(
         self, number: int, id: int, T_local_camera: Array, scale: float

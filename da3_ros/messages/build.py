@@ -73,10 +73,6 @@ class RosbagsLibrary:
         """Text of a type with all it contains, as MCAP's ``ros2msg`` schemas want it."""
         return self.store.generate_msgdef(name, ros_version=2)[0]
 
-    def type_hash(self, name: str) -> str:
-        """REP-2016 type hash (``RIHS01_...``)."""
-        return self.store.hash_rihs01(name)
-
 
 def _own_definition(name: str) -> str:
     """Text of one of our .msg files: installed inside the package, or at the root of a clone."""

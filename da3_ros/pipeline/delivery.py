@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from da3_ros.config import DepthConfig
-from da3_ros.geometry.similarity import IDENTITY, Similarity
+from da3_ros.geometry.similarity import IDENTITY
 from da3_ros.mapping.alignment import Alignment
 from da3_ros.mapping.covariance import PoseUncertainty, in_metres, kept_error, rotated_covariance
 from da3_ros.mapping.depth_filter import filter_depth, sky_mask
@@ -50,15 +50,10 @@ class PlacedWindow:
     depth: FloatImage
     refined: RefinedWindow | None = None  # None: not by tracks
 
-    @property
-    def T_local_window(self) -> Similarity:
-        """The window's world and unit in odometry."""
-        return self.alignment.T_local_window
-
     def unfiltered_depth(self, prepared: PreparedView, index: int) -> FloatImage:
         """Returns the depth [h, w] of view ``index`` in units of odometry, without confidence
         filter: NaN where nothing is known or the robot is seen, +Inf sky."""
-        depth = self.depth[index] * np.float32(self.T_local_window.scale)
+        depth = self.depth[index] * np.float32(self.alignment.T_local_window.scale)
         everything = np.full_like(depth, 1e30)
         config = DepthConfig(edge_filter=False)
         return filter_depth(depth, everything, config, prepared.view.valid, self._sky(index))
@@ -72,7 +67,7 @@ class PlacedWindow:
     ) -> LocalFrame:
         """Returns the frame of view ``index``, with filtered depth."""
         view, confidence = prepared.view, self.prediction.confidence[index]
-        depth = self.depth[index] * np.float32(self.T_local_window.scale)
+        depth = self.depth[index] * np.float32(self.alignment.T_local_window.scale)
         # A single-image network gives no confidence: none of its depth is filtered by it.
         trusted = confidence if self.prediction.posed else np.full_like(confidence, 1e30)
         return LocalFrame(
@@ -84,7 +79,9 @@ class PlacedWindow:
             depth=filter_depth(depth, trusted, config, view.valid, self._sky(index)),
             confidence=confidence,
             K=self.estimate.K[index] if view.K is None else view.K,
-            T_local_camera=self.T_local_window.pose(self.estimate.T_window_camera[index]),
+            T_local_camera=self.alignment.T_local_window.pose(
+                self.estimate.T_window_camera[index]
+            ),
             scale=report.scale,
             window=report,
             is_reference=prepared.is_reference,
@@ -102,7 +99,7 @@ class PlacedWindow:
         if not alignment.accepted or alignment.covariance is None:
             return None
         camera = self.estimate.T_window_camera[-1, :3, 3]
-        return alignment, self.T_local_window.points(camera), lag
+        return alignment, self.alignment.T_local_window.points(camera), lag
 
 
 def report_of(
@@ -125,7 +122,7 @@ def report_of(
         aligned=alignment.accepted,
         alignment_rms=alignment.rms,
         alignment_inliers=alignment.inliers,
-        unit=placed.T_local_window.scale,
+        unit=alignment.T_local_window.scale,
         scale=scale,
         loop_closed=loop_closed,
         segment=segment,

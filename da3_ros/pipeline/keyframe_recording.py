@@ -11,6 +11,7 @@ from da3_ros.keyframe_store.keyframe import FramePose, Keyframe, Tracks
 from da3_ros.keyframe_store.recorder import Flush, KeyframeRecorder
 from da3_ros.keyframe_store.store import MapState, Place
 from da3_ros.mapping.frames import LocalFrame
+from da3_ros.mapping.map_table import ViewRow
 from da3_ros.mapping.metric_scale import scaled_depth
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.splats.relative import RelativeSplats
@@ -91,10 +92,11 @@ class KeyframeRecording:
         """Stores the places of those submaps that a correction has moved."""
         self.place([s for s in submaps if not _lies_at(s, self._places.get(s.id))])
 
-    def correct(self, poses: dict[tuple[str, int], Array]) -> None:
-        """Stores refined poses ``T_submap_camera`` [4, 4] of earlier frames, by camera and
-        stamp."""
-        self._recorder.correct(poses)
+    def correct(self, rows: Iterable[ViewRow]) -> None:
+        """Stores refined poses of earlier frames."""
+        self._recorder.correct(
+            {(row.view.camera, row.view.stamp_ns): row.T_submap_camera for row in rows}
+        )
 
 
 def _lies_at(submap: Submap, place: Place | None) -> bool:

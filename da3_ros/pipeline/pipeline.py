@@ -92,13 +92,6 @@ class Pipeline:
         """Processes the views that wait for a full window; call at the end of a recording."""
         yield from self._steps.flush()
 
-    def prepare(self, frame: Frame) -> Frame:
-        """Returns the frame rectified and resized; any thread may call this.
-
-        An unusable frame is returned unchanged: ``push`` reports the cause.
-        """
-        return self.builder.prepare(frame)
-
     def begin(self, frame: Frame) -> None:
         """Starts computing a prepared frame that will be pushed next; only saves time."""
         if frame.ready is not None and frame.ready.process_res == self.builder.process_res:

@@ -130,7 +130,7 @@ class SceneMap(MapListener):
                 self.submaps.parts_of_scene.begin_guessed()
         metric, source = self.scale.scale.metric, self.scale.source
         self.scale.restart(next(iter(newest.values()), np.eye(4)))
-        if metric and source.declared_by and not self.scale.declared:
+        if metric and source.declared_by and not self.scale.filter.declared:
             log.warning(
                 "%s: lengths are not metric from now on; call ~/reset to begin a new scene with "
                 "%s", source.why_unknown(self.config.scale.source), source.declared_by
@@ -202,7 +202,7 @@ class SceneMap(MapListener):
         hold; None: they are dropped."""
         self.recording, self._spill = recording, spill
         if spill is not None:
-            self.submaps.spill_to(spill)
+            self.submaps.points.spill_to(spill)
             self.loops.spill_to(spill)
 
     def flush_recording(self) -> Flush | None:
@@ -254,10 +254,7 @@ class SceneMap(MapListener):
     def on_refinement(self, rows: Sequence[ViewRow]) -> None:
         """Stores refined poses of frames that are in the map."""
         if self._recorder is not None:
-            known = [row for row in rows if row.submap in self.submaps.submaps]
-            self._recorder.correct(
-                {(row.view.camera, row.view.stamp_ns): row.T_submap_camera for row in known}
-            )
+            self._recorder.correct(row for row in rows if row.submap in self.submaps.submaps)
 
     def adopt(self, refined: RefinedWindow) -> None:
         """Takes over what refinement has changed of earlier windows, and the unit of odometry.

@@ -92,13 +92,13 @@ class WindowBuilder:
     def restart(self) -> None:
         """Drops waiting views; the next frame may have any stamp and any image size."""
         self._pending, self._last_stamp, self.image_format = [], {}, None
-        self._check.restart()
+        self._check = ImageCheck()
         self._uncalibrated = {}
 
     def forget_format(self) -> None:
         """Lets the next frame have any image size."""
         self.image_format = None
-        self._check.restart()
+        self._check = ImageCheck()
 
     def fit(self, session: Session) -> None:
         """Sets resolution and window limits to those that the memory budget allows."""
@@ -183,7 +183,7 @@ class WindowBuilder:
         """Brings the waiting views to a new format."""
         self._pending = [[_resized(p, cut) for p in instant] for instant in self._pending]
         self.image_format = new
-        self._check.restart()
+        self._check = ImageCheck()
 
     def add(self, views: Sequence[PreparedView]) -> list[PreparedView]:
         """Adds the views of one instant that have the window's format; returns these."""

@@ -126,7 +126,7 @@ class WindowOdometry:
         """Brings overlap views to another image size; returns False, and changes nothing, if too
         little of the images would remain."""
         newest = self.overlap_views.newest
-        if newest is not None and not cut.fits(self._table.row(newest.view.id)):
+        if newest is not None and not cut.fits(self._table.shared[newest.view.id]):
             return False
         self.overlap_views.resize(cut)
         return True
@@ -226,7 +226,7 @@ class WindowOdometry:
     def _correct_prior(self, correction: Correction, T_prior_local: Similarity) -> None:
         """Moves the prior's poses of the views of submaps that have moved in odometry."""
         for id in self.overlap_views.ids:
-            row = self._table.row(id)
+            row = self._table.shared[id]
             T, move = row.view.T_prior_camera, correction.local_move(row.submap)
             if T is not None and move is not None:
                 in_prior = T_prior_local @ move @ T_prior_local.inverse()

@@ -29,7 +29,6 @@ from da3_ros.refinement.refiner import (
 )
 from da3_ros.refinement.self_calibration import NO_CHANGE
 from da3_ros.refinement.solver_limits import SolverLimits, TimeLimit, choose_limits
-from da3_ros.refinement.track_history import TrackHistory
 from da3_ros.types import Array, ScaleMeasurement, Window, WindowEstimate
 
 log = logging.getLogger(__name__)
@@ -136,10 +135,6 @@ class WindowRefinement:
             for camera, known in sorted(self._calibrated.items())
         }
 
-    def forget_calibration(self) -> None:
-        """Forgets focal lengths: images have another size now."""
-        self.refiner.forget_calibration()
-
     @property
     def tracks(self) -> TrackSupport:
         """The tracks of the newest window."""
@@ -155,11 +150,6 @@ class WindowRefinement:
         height, width = view.features.shape
         pixels = view.features.pixel[seen] * (shape[1] / width, shape[0] / height)
         return StoredTracks(view.track[seen], pixels.astype(np.float32))
-
-    def trails(self, id: int) -> TrackHistory:
-        """Returns the trails of a frame of a refined window, while that window's frames are
-        delivered. Raises KeyError for any other frame."""
-        return self.refiner.trails(id)
 
     def loop(self, window: Window, split: int, estimate: WindowEstimate) -> WindowEstimate | None:
         """Returns the estimate of a loop's window with poses by tracks; see ``refined_loop``."""
@@ -191,10 +181,6 @@ class WindowRefinement:
         count = self.counters["refinement_failed"]
         if count <= REPORTED:
             log.error("%s: %s: %s", what, type(error).__name__, error, exc_info=count == 1)
-
-    def restart(self) -> None:
-        """Begins a new segment."""
-        self.refiner.restart()
 
     def keep(self, table: MapTable) -> None:
         """Forgets views that no later window can share, and where the others are."""

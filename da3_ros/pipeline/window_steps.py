@@ -165,7 +165,7 @@ class WindowSteps(MapListener):
         """Returns the estimate with the scale source's measurement of its unit, and with the
         prior's poses if they are published."""
         scale = self.scene_map.scale
-        if scale.wants_metric_model(window.id):
+        if scale.filter.wants_metric_model(window.id):
             estimate = self.inference.with_metric_model(window, estimate)
         if window.T_prior_camera is not None:
             self.counters["windows_with_prior"] += 1
@@ -187,7 +187,7 @@ class WindowSteps(MapListener):
         fits = placed.alignment.accepted or window.new == len(window.views)
         measured = placed.estimate.measure is not None
         scale = self.scene_map.update_scale(
-            window, placed.estimate, placed.T_local_window if fits else None,
+            window, placed.estimate, placed.alignment.T_local_window if fits else None,
             # The prior's own poses are a witness only where the network's motion agrees with them.
             own_motion=measured or not self.odometry.prior.leads_poses(window),
         )  # fmt: skip
@@ -318,7 +318,7 @@ class WindowSteps(MapListener):
         self.scene_map.to_origin()
         self.start_segment({})
         self.odometry.expect_unit(
-            self.config.scale.factor if self.scene_map.scale.declared else 1.0
+            self.config.scale.factor if self.scene_map.scale.filter.declared else 1.0
         )
 
     def start_segment(self, newest: dict[str, Array]) -> None:
@@ -328,7 +328,7 @@ class WindowSteps(MapListener):
         """
         self.scene_map.start_segment(newest)
         self.odometry.start_segment(newest)
-        self.refinement.restart()
+        self.refinement.refiner.restart()
         self.blind.sight.start_segment()
 
     def flush(self) -> Iterator[TrackedFrame]:
@@ -353,9 +353,9 @@ class WindowSteps(MapListener):
         cut = Cut.of(self.builder.image_format.shape, new.shape)
         if cut is None or not self.odometry.resize(cut):
             return False
-        self.scene_map.loops.wait_for_keyframe()
+        self.scene_map.loops.candidates.wait()
         self.builder.resize(cut, new)
-        self.refinement.forget_calibration()
+        self.refinement.refiner.forget_calibration()
         self.counters["size_changes"] += 1
         return True
 
@@ -364,7 +364,7 @@ class WindowSteps(MapListener):
         cameras are rectified again, and the segment continues from them."""
         for prepared in late:
             self.odometry.rectify_again(prepared)
-        self.refinement.restart()
+        self.refinement.refiner.restart()
         self.scene_map.scale.doubt()
         self.counters["late_calibrations"] += len(late)
 
@@ -373,7 +373,7 @@ class WindowSteps(MapListener):
         log.warning("overlap views cannot be brought to the new image size: the pose is held")
         self.counters["poses_held"] += 1
         self.builder.forget_format()
-        self.refinement.forget_calibration()
+        self.refinement.refiner.forget_calibration()
         self.start_segment(self.odometry.newest)
 
 

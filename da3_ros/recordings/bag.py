@@ -64,7 +64,7 @@ class _Stamps:
     driver leaves them 0."""
 
     def __init__(self, *, of_rig: bool) -> None:
-        self._check: StampCheck[_Image] = StampCheck(of_rig=of_rig)
+        self.check: StampCheck[_Image] = StampCheck(of_rig=of_rig)
         self._are_set: bool | None = None  # whether the driver sets stamps; None: unknown yet
         # Images that wait until ``_are_set`` is known, with times of recording.
         self._first: list[tuple[_Image, int]] = []
@@ -79,18 +79,14 @@ class _Stamps:
 
     def end(self) -> list[_Image]:
         """Returns the images that wait."""
-        return self._believed() + [one.item for one in self._check.end()]
-
-    def take_faults(self) -> list[str]:
-        """See StampCheck."""
-        return self._check.take_faults()
+        return self._believed() + [one.item for one in self.check.end()]
 
     def _believed(self) -> list[_Image]:
         out = []
         for image, log_ns in self._first:
             if not self._are_set:
                 image.stamp_ns = log_ns
-            out += self._check.add(image, image.stamp_ns, log_ns, log_ns / 1e9)
+            out += self.check.add(image, image.stamp_ns, log_ns, log_ns / 1e9)
         self._first = []
         return [one.item for one in out]
 
@@ -319,7 +315,7 @@ class BagRecording(Recording):
         return own
 
     def _note_faults(self, stamps: _Stamps, topic: str, when: str) -> None:
-        for fault in stamps.take_faults():
+        for fault in stamps.check.take_faults():
             self._warn_bad(f"{when}: {fault}", topic)
 
     def _warn_bad(self, text: str, topic: str) -> None:

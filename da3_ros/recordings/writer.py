@@ -155,7 +155,7 @@ class BagWriter(Writer):
                 schema_id=self._schema(kind),
                 metadata={
                     "offered_qos_profiles": _qos_text(topic),
-                    "topic_type_hash": self._lib.type_hash(kind),
+                    "topic_type_hash": self._lib.store.hash_rihs01(kind),
                 },
             )
             self._channels[topic, kind] = channel

@@ -49,7 +49,7 @@ class ReplayState:
             before = None if written is None else written.scenes[name]
             results = SceneResults(
                 folder, bag, options.pictures, settings, annotator, pipeline.scene_map,
-                TrackFilm(pipeline.refinement.trails), name, additional=i > 0,
+                TrackFilm(pipeline.refinement.refiner.trails), name, additional=i > 0,
                 resumed=options.resume is not None,
                 written=0 if before is None else before.trajectory,
             )  # fmt: skip

@@ -245,7 +245,10 @@ def _process(
     config = first.config
     ahead = config.window.new * max(1, len(config.cameras), len(state.scenes))
     reader = ReadAhead(
-        recording, lambda f: state.pipeline_of(f).prepare(f), READ_AHEAD * ahead, skip=state.read
+        recording,
+        lambda f: state.pipeline_of(f).builder.prepare(f),
+        READ_AHEAD * ahead,
+        skip=state.read,
     )
 
     def begin(window: Running) -> None:

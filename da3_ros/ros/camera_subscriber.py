@@ -285,7 +285,7 @@ class CameraInput:
         """Lets images whose stamps are believed wait for their calibration."""
         for one in believed:
             message, width, height = one.item
-            self.stamp_age_s = (self._clock_ns() - one.stamp_ns) / 1e9
+            self.stamp_age_s = (self._clock_ns() - one.time.stamp_ns) / 1e9
             now = time.monotonic_ns()
             self._matcher.add_image(message, message.header.frame_id, width, height, now)
 

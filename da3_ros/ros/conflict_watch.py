@@ -18,16 +18,11 @@ class ConflictWatch:
     def __init__(self, node: Node, topics: Topics, log: NodeLog) -> None:
         self._node, self._topics, self._log = node, topics, log
         self._status = node.resolve_topic_name("~/status")
-        self._conflicts = Conflicts()
-
-    @property
-    def lasting(self) -> tuple[str, ...]:
-        """Texts of the conflicts that were reported and still hold."""
-        return self._conflicts.lasting
+        self.conflicts = Conflicts()
 
     def update(self, cameras: CameraInputs | None) -> None:
         """Look at the graph; call this about once per second. cameras: None if not active."""
         images = [] if cameras is None else cameras.image_types
         found = read_conflicts(self._node, [self._status, *self._topics.own], images)
-        for text in self._conflicts.update(found, time.monotonic()):
+        for text in self.conflicts.update(found, time.monotonic()):
             self._log.warn(text)

@@ -36,6 +36,6 @@ class MapDisplay:
 
     def _on_shown(self, job: Future[Any], runner: StreamRunner) -> None:
         error = job.exception()
-        if error is not None and not runner.stopping:
+        if error is not None and not runner.worker.stopping:
             text = f"the map cannot be published: {type(error).__name__}: {error}"
             self._log.warn(text, every_s=SAME_S)

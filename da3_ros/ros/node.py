@@ -89,7 +89,7 @@ class Da3Node(LifecycleNode):
         self._tf_publishers = TfPublishers(self)
         self.parameter_changes = ParameterChanges(self, lambda: self.runner, self.log)
         self._map_display = MapDisplay(self.topics, self.log)
-        self._conflicts = ConflictWatch(self, self.topics, self.log)
+        self._conflict_watch = ConflictWatch(self, self.topics, self.log)
         self.requests = Services(self)
         self._status = self.topics.advertise("status", Status, latched=True)
         self._diagnostics = self.topics.advertise("/diagnostics", DiagnosticArray, depth=10)
@@ -125,13 +125,13 @@ class Da3Node(LifecycleNode):
         )  # fmt: skip
         spec = MODELS[config.pipeline.inference.model]
         device = stream.session.status().device or "?"
-        self.log.info(f"{spec.name} on {device}, weights under {spec.license}")
+        self.log.logger.info(f"{spec.name} on {device}, weights under {spec.license}")
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Subscribe. On an error the node stays inactive and keeps its network and scene."""
         if self._closing:
             return FAILURE
-        if self.runner is None or self.runner.stopping:
+        if self.runner is None or self.runner.worker.stopping:
             return self._failed("a cleanup has not finished: clean up again")
         try:
             self._subscribe(self.runner)
@@ -149,7 +149,7 @@ class Da3Node(LifecycleNode):
             # Best effort is compatible with every publisher; a lost pose is interpolated.
             qos = QoSProfile(depth=50, reliability=ReliabilityPolicy.BEST_EFFORT)
             self._odometry = self.endpoints.subscribe(Odometry, "odometry", self._on_odometry, qos)
-        self._initial_pose = InitialPose(self.endpoints, runner, self.log.info)
+        self._initial_pose = InitialPose(self.endpoints, runner, self.log.logger.info)
         config = stream.config
         if config.pipeline.pose_prior.corrections == "path":
             self._slam_path = SlamPathInput(
@@ -160,7 +160,7 @@ class Da3Node(LifecycleNode):
         )
         if text := parameters.unknown_overrides(self):
             self.warn(text)
-        self.log.info(f"waiting for {self.input.image_topics}")
+        self.log.logger.info(f"waiting for {self.input.image_topics}")
 
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Drop the subscriptions; received images are still processed."""
@@ -224,11 +224,11 @@ class Da3Node(LifecycleNode):
 
     def stopping(self) -> bool:
         """True if the stream is about to end."""
-        return self._closing or self.runner is None or self.runner.stopping
+        return self._closing or self.runner is None or self.runner.worker.stopping
 
     def _is_stop_requested(self) -> bool:
         """True if the stream ends, or if a cleanup waits for the worker and may give up."""
-        return self.stopping() or (self.runner is not None and self.runner.stop_requested)
+        return self.stopping() or (self.runner is not None and self.runner.worker.stop_requested)
 
     def forget_input(self) -> None:
         """Start a new stream: forget data collected from the inputs."""
@@ -274,7 +274,7 @@ class Da3Node(LifecycleNode):
             self.input.update()
         for text in self.endpoints.warnings(time.monotonic()):
             self.warn(text)
-        self._conflicts.update(self.input)
+        self._conflict_watch.update(self.input)
         self._map_display.update(self.runner)
 
     def _on_idle(self) -> None:
@@ -299,7 +299,7 @@ class Da3Node(LifecycleNode):
             last_error=self.log.last_error,
             failure=self.log.failure,
             images=None if self.input is None else self.input.facts(),
-            conflicts=self._conflicts.lasting,
+            conflicts=self._conflict_watch.conflicts.lasting,
             mesh_percent=self.requests.stored_exports.percent,
         )
 
@@ -398,7 +398,7 @@ def main(args: list[str] | None = None) -> int:
         del node, executor
         gc.collect()
     else:  # the network runs C++ code that cannot be interrupted
-        node.log.info("stopped during a window")
+        node.log.logger.info("stopped during a window")
     exit_process(0)
 
 

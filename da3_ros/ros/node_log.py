@@ -23,7 +23,7 @@ class NodeLog(logging.Handler):
         """``logger`` is the node's rclpy logger."""
         super().__init__()
         self.last_error = self.failure = ""
-        self._logger = logger
+        self.logger = logger
         self._package_throttle, self._node_throttle = Throttle(), Throttle()
 
     def attach(self) -> None:
@@ -48,15 +48,11 @@ class NodeLog(logging.Handler):
             return
         # rclpy allows one severity per calling line, so each level has a line of its own.
         if record.levelno >= logging.ERROR:
-            self._logger.error(text)
+            self.logger.error(text)
         elif record.levelno >= logging.WARNING:
-            self._logger.warning(text)
+            self.logger.warning(text)
         else:
-            self._logger.info(text)
-
-    def info(self, text: str) -> None:
-        """Log one line."""
-        self._logger.info(text)
+            self.logger.info(text)
 
     def warn(self, text: str, every_s: float = 0.0, about: str = "") -> None:
         """Log a warning and store it as the last error.
@@ -66,12 +62,12 @@ class NodeLog(logging.Handler):
         """
         self.last_error = text
         if not every_s or self._node_throttle.due(about + text.partition(":")[0], every_s):
-            self._logger.warning(text)
+            self.logger.warning(text)
 
     def error(self, text: str) -> None:
         """Log an error and store it as the last error."""
         self.last_error = text
-        self._logger.error(text)
+        self.logger.error(text)
 
     def callback_failed(self, error: Exception) -> None:
         """Log an unexpected exception of a callback; the node continues."""
@@ -79,8 +75,8 @@ class NodeLog(logging.Handler):
         place = traceback.extract_tb(error.__traceback__)[-1:]
         # Throttled by place: rclpy's throttle would hide a second, different fault.
         if self._node_throttle.due(f"{type(error).__name__} {place}", SAME_FAULT_S):
-            self._logger.error(self.last_error)
-        self._logger.debug("".join(traceback.format_exception(error)))
+            self.logger.error(self.last_error)
+        self.logger.debug("".join(traceback.format_exception(error)))
 
     def transition_failed(self, text: str) -> None:
         """Log why a lifecycle transition failed."""

@@ -77,9 +77,9 @@ class Services:
     def close(self, timeout_s: float) -> bool:
         """End the threads and remove half-written files. False if one is still busy."""
         end = time.monotonic() + timeout_s
-        self.stored_exports.close(0.0)  # both stop as soon as they can
+        self.stored_exports.worker.stop(0.0)  # both stop as soon as they can
         done = self._files.stop(timeout_s)
-        return self.stored_exports.close(max(0.0, end - time.monotonic())) and done
+        return self.stored_exports.worker.stop(max(0.0, end - time.monotonic())) and done
 
     async def _on_export(self, request: Any, response: Any) -> Any:
         return await self._answer(self._export, request, response)

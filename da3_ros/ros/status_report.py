@@ -80,7 +80,7 @@ def status(node: NodeFacts, stream: Stream | None) -> Any:
         scale_sigma=scale.sigma if scale else math.nan,
         map_points=sum(len(scene.map) for scene in scenes),
         map_memory_mb=sum(
-            scene.map.nbytes + scene.loops.nbytes + scene.odometry.uncertainty.nbytes
+            scene.map.nbytes + scene.loops.keyframes.nbytes + scene.odometry.uncertainty.nbytes
             for scene in scenes
         )
         / 2**20,

@@ -31,16 +31,6 @@ class StreamRunner:
         self._publisher = stream.publisher = Publisher(self._on_publish_error)
         self.worker = Worker(stream.step, self._on_worker_error)
 
-    @property
-    def stopping(self) -> bool:
-        """True if the worker has been asked to stop."""
-        return self.worker.stopping
-
-    @property
-    def stop_requested(self) -> bool:
-        """True if the worker stops, or if a cleanup waits for it and may still give up."""
-        return self.worker.stop_requested
-
     def submit(self, job: Callable[[], Any]) -> Future[Any]:
         """Run a job on the worker between two windows. If it fails, its error is logged."""
         future = self.worker.submit(job)
@@ -50,7 +40,7 @@ class StreamRunner:
     def log_failure(self, job: Future[Any]) -> None:
         """Log the error of a job that failed on the worker; nothing else reads its future."""
         error = job.exception()
-        if error is not None and not self.stopping:
+        if error is not None and not self.worker.stopping:
             known = isinstance(error, EXPECTED)
             self._log.error(str(error) if known else f"{type(error).__name__}: {error}")
 
@@ -61,7 +51,7 @@ class StreamRunner:
         that there is no time to wait. If the running window takes too long, nothing is changed.
         """
         if not self.worker.stopping:
-            wait = _WindowWait(what, self._log.info, ending)
+            wait = _WindowWait(what, self._log.logger.info, ending)
             if not self.worker.try_stop(wait):
                 return (
                     f"{what} failed: the running window has not ended within "

@@ -126,10 +126,6 @@ class ImageCheck:
     def __init__(self) -> None:
         self._past: dict[str, _Past] = {}
 
-    def restart(self) -> None:
-        """Forgets earlier images."""
-        self._past.clear()
-
     def __call__(
         self, camera: str, small: Image, full: Image, valid: Mask | None, T_prior: Array | None
     ) -> Verdict:

@@ -50,11 +50,6 @@ class CheckedStamp(Generic[Item]):
     item: Item
     time: _Time
 
-    @property
-    def stamp_ns(self) -> int:
-        """The stamp."""
-        return self.time.stamp_ns
-
 
 class StampCheck(Generic[Item]):
     """Decides whether the stamps of one camera are believed.
@@ -164,10 +159,10 @@ class StampCheck(Generic[Item]):
         if self._last is None:
             return outside
         newest, last_ns = chain[-1].time, self._last.stamp_ns
-        stamps = [last_ns, *(one.stamp_ns for one in self._held)]
+        stamps = [last_ns, *(one.time.stamp_ns for one in self._held)]
         if all(a <= b for a, b in itertools.pairwise(stamps)):
             return []
-        before = [one for one in chain if one.stamp_ns <= last_ns]
+        before = [one for one in chain if one.time.stamp_ns <= last_ns]
         return outside + [one for one in before if not one.time.is_as_old_as(newest)]
 
     def _undecided(self) -> list[CheckedStamp[Item]]:
@@ -205,10 +200,10 @@ class StampCheck(Generic[Item]):
             reference_ns = self._last.stamp_ns
             reference = "the image before, and no later one agrees"
         for image in wrong:
-            off_s = (image.stamp_ns - reference_ns) / 1e9
+            off_s = (image.time.stamp_ns - reference_ns) / 1e9
             side = "ahead of" if off_s > 0 else "behind"
             self._faults.append(
-                f"header.stamp {image.stamp_ns / 1e9:.3f} is {abs(off_s):.4g} s {side} "
+                f"header.stamp {image.time.stamp_ns / 1e9:.3f} is {abs(off_s):.4g} s {side} "
                 f"{reference}: the camera driver's clock jumped"
             )
 

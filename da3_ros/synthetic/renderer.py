@@ -85,10 +85,10 @@ def render_batch(
     """
     batch = rooms if isinstance(rooms, RoomBatch) else stack_rooms(rooms)
     with torch.inference_mode():
-        poses = torch.as_tensor(T_world_camera, dtype=torch.float64, device=batch.device)
+        poses = torch.as_tensor(T_world_camera, dtype=torch.float64, device=batch.yaw.device)
         poses = poses.reshape(-1, 4, 4)
-        index = _room_index(room_index, len(poses), len(batch)).to(batch.device)
-        rays = _make_rays(K, size, len(poses), calibration, batch.device)
+        index = _room_index(room_index, len(poses), len(batch)).to(batch.yaw.device)
+        rays = _make_rays(K, size, len(poses), calibration, batch.yaw.device)
         return _Renderer(batch, poses, index, rays, size).run(supersample)
 
 
@@ -192,7 +192,7 @@ class _Renderer:
     ) -> None:
         self.rooms, self.rays, self.size = rooms, rays, size
         self.room_index = room_index
-        self.device = rooms.device
+        self.device = rooms.yaw.device
         self.rotation = poses[:, :3, :3]
         centre, self.half = rooms.centre[room_index], rooms.half[room_index]  # [N, B, 3]
         yaw = rooms.yaw[room_index]

@@ -75,11 +75,6 @@ class RoomBatch:
     def __len__(self) -> int:
         return len(self.yaw)
 
-    @property
-    def device(self) -> torch.device:
-        """The torch device of the tensors."""
-        return self.yaw.device
-
     def to(self, device: torch.device | str) -> RoomBatch:
         """The same rooms on another device."""
         return replace(self, **{f.name: getattr(self, f.name).to(device) for f in fields(self)})

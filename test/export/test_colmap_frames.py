@@ -243,7 +243,7 @@ def written(folder, *keyframes):
     writer.set_map(MapState(T_map_world=np.eye(4)))
     for one in keyframes:
         writer.add(one)
-    writer.close()
+    writer.journal.close()
     return folder
 
 
@@ -309,7 +309,7 @@ def test_the_box_and_known_parts_choose_points_and_images(tmp_path, recorded):
     writer = StoreWriter(shutil.copytree(recorded, tmp_path / "scene"))
     writer.place([Place(99, 9, 9, IDENTITY)])  # a part at a guessed place
     writer.add(keyframe(submap=99))
-    writer.close()
+    writer.journal.close()
     box = ["--crop", "-1", "-9", "-9", "3", "9", "9"]
     known = exported(tmp_path / "scene", tmp_path / "known.colmap", "--known-only", *box)
     everything = exported(tmp_path / "scene", tmp_path / "all.colmap")

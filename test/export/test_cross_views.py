@@ -49,7 +49,7 @@ def write(folder, frames, first_submap=10, parts=(0, 0)):
         pose = FramePose(f.stamp_ns, "", submap, T, f.K, SIZE, True)
         depth = (f.depth / S[submap].scale).astype(np.float32)
         writer.add(Keyframe(pose, depth, np.ones_like(depth), f.image))
-    writer.close()
+    writer.journal.close()
 
 
 def ghosts(walk, points):
@@ -126,7 +126,7 @@ def test_what_is_kept_of_keyframes_is_bounded(stored, monkeypatch):
 
 
 def test_the_command_keeps_movers_on_request(walk, stored, tmp_path):
-    folder = stored._reader.path.parent
+    folder = stored.reader.path.parent
     sizes = []
     for flag in ("--remove-movers", "--no-remove-movers"):
         path = tmp_path / f"room{flag}.ply"
@@ -143,7 +143,7 @@ def test_keyframes_without_depth_judge_nothing(walk, tmp_path):
     for stamp, depth in enumerate((f.depth, np.full_like(f.depth, np.nan))):
         pose = FramePose(stamp, "", 0, f.T_world_camera, f.K, SIZE, True)
         writer.add(Keyframe(pose, depth, np.ones_like(depth), f.image))
-    writer.close()
+    writer.journal.close()
     with StoredScene.open(tmp_path) as stored:
         assert len(points_of(stored, remove=True)) == len(points_of(stored, remove=False))
 
@@ -164,7 +164,7 @@ def standing(folder, stood, left):
         pose = FramePose(stamp, "", 0, T, K, (80, 60), True)
         image = np.zeros((60, 80, 3), np.uint8)
         writer.add(Keyframe(pose, depth, np.ones_like(depth), image))
-    writer.close()
+    writer.journal.close()
 
 
 @pytest.mark.long

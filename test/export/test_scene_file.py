@@ -374,7 +374,8 @@ def test_the_newest_scene_in_a_file_counts(saved):
         file.append({"kind": "submaps"}, b"")  # a run goes on
     same_scene(load_scene(saved[1]).scene(), small.scene())
     assert is_scene(saved[1])
-    with closing(StoreWriter(saved[1])) as run:
+    run = StoreWriter(saved[1])
+    with closing(run.journal):
         run.begin()
     with pytest.raises(SceneFileError, match="holds no saved scene"):
         load_scene(saved[1])
@@ -433,7 +434,8 @@ def test_a_reader_beside_a_writer_sees_a_whole_scene_or_none(tmp_path):
         for _ in range(4):
             for saved in (small, full):
                 write_scene(saved, folder)
-                with closing(StoreWriter(folder)) as run:
+                run = StoreWriter(folder)
+                with closing(run.journal):
                     run.add_frames([wall_pose(stamp) for stamp in range(2, 40)])
                 steps.wait(0.01)
         ended.set()

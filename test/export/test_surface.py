@@ -56,7 +56,7 @@ def write(folder, frames, noise=0.0, end=True):
         wrong = np.exp(noise * rng.standard_normal(f.depth.shape)).astype(np.float32)
         writer.add(Keyframe(pose, f.depth * UNIT * wrong, np.ones_like(f.depth), f.image))
     if end:
-        writer.close()
+        writer.journal.close()
     return writer
 
 
@@ -115,7 +115,7 @@ def test_a_near_look_counts_more_than_far_ones(tmp_path):
         pose = FramePose(stamp, "", 0, T, K, (80, 60), True)
         wall = np.full((60, 80), depth, np.float32)
         writer.add(Keyframe(pose, wall, np.ones_like(wall), image))
-    writer.close()
+    writer.journal.close()
     with StoredScene.open(tmp_path) as stored:
         mesh = fused_surface(stored, DepthFilters(voxel=0.05))
     near = mesh.vertices[np.abs(mesh.vertices[:, :2]).max(axis=1) < 0.2]
@@ -177,7 +177,7 @@ def test_parts_are_not_fused_and_guessed_ones_can_be_left_out(frames, tmp_path):
     writer.add(Keyframe(pose, 2 * f.depth, np.full_like(f.depth, 100.0), f.image))
     pose = dataclasses.replace(pose, stamp_ns=f.stamp_ns + 2)
     writer.add(Keyframe(pose, 2 * f.depth, np.full_like(f.depth, 100.0), f.image))
-    writer.close()
+    writer.journal.close()
     with StoredScene.open(tmp_path) as stored:
         known = fused_surface(stored, DepthFilters(voxel=VOXEL), guessed=False)
         both = fused_surface(stored, DepthFilters(voxel=VOXEL))
@@ -209,7 +209,7 @@ def test_a_wall_between_two_blocks_is_there(tmp_path):
     for stamp in range(3):
         pose = FramePose(stamp, "", 0, np.eye(4), K, (80, 60), True)
         writer.add(Keyframe(pose, depth, np.ones_like(depth), np.zeros((60, 80, 3), np.uint8)))
-    writer.close()
+    writer.journal.close()
     with StoredScene.open(tmp_path) as stored:
         mesh = fused_surface(stored, DepthFilters(voxel=0.05))
     assert len(mesh.faces) > 1000
@@ -250,7 +250,7 @@ def test_a_wall_that_is_seen_from_both_sides_keeps_its_thickness(tmp_path):
         T[0, 3] = 0.05 * stamp
         pose = FramePose(stamp, "", 0, T, K, (80, 60), True)
         writer.add(Keyframe(pose, depth, np.ones_like(depth), image))
-    writer.close()
+    writer.journal.close()
     with StoredScene.open(tmp_path) as stored:
         mesh = fused_surface(stored, DepthFilters(voxel=0.04))
     middle = mesh.vertices[np.abs(mesh.vertices[:, :2]).max(axis=1) < 0.5]
@@ -274,7 +274,7 @@ def two_sheets(folder, confidences, distances, colours=(50, 150)):
         confidence[:, :30] = confidences[stamp]
         image = np.full((60, 80, 3), colours[stamp % 2], np.uint8)
         writer.add(Keyframe(pose, depth, confidence, image))
-    writer.close()
+    writer.journal.close()
     with StoredScene.open(folder) as stored:
         mesh = fused_surface(stored, DepthFilters(voxel=0.04, remove_movers=False))
     xyz = mesh.vertices
@@ -310,7 +310,7 @@ def test_nothing_that_was_seen_well_is_one_line(tmp_path, frames, capsys):
 
 @pytest.mark.parametrize("suffix", long_after(1, ["glb", "ply", "obj"]))
 def test_the_command_writes_each_format(scene, frames, tmp_path, suffix):
-    folder = scene._reader.path.parent
+    folder = scene.reader.path.parent
     path = tmp_path / f"room.mesh.{suffix}"
     assert main(["export", str(folder), str(path), "--voxel", str(VOXEL)]) == 0
     loaded = trimesh.load(path, force="mesh")
@@ -324,7 +324,7 @@ def test_the_command_writes_each_format(scene, frames, tmp_path, suffix):
 
 
 def test_another_suffix_is_refused_in_one_line(scene, tmp_path, capsys):
-    folder = scene._reader.path.parent
+    folder = scene.reader.path.parent
     assert main(["export", str(folder), str(tmp_path / "room.mesh.stl")]) == 1
     assert "name it NAME.mesh.glb, NAME.mesh.ply, NAME.mesh.obj" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
@@ -364,7 +364,7 @@ def walls(folder, errors):
         pose = FramePose(stamp, "", 0, T, K, (80, 60), True)
         depth = np.full((60, 80), 4 * (1 + error), np.float32)
         writer.add(Keyframe(pose, depth, np.ones_like(depth), image))
-    writer.close()
+    writer.journal.close()
 
 
 @pytest.mark.parametrize("error", [0.02, 0.06])

@@ -189,7 +189,7 @@ def test_a_spare_worker_is_an_idle_or_a_new_one():
     pool = Scripted(1)
     _, dispatcher = outcomes(pool, "a")
     assert dispatcher.spare_worker() == 0
-    dispatcher.forget(0)
+    dispatcher.idle.discard(0)
     assert dispatcher.spare_worker() == 1
 
 

@@ -122,7 +122,7 @@ def test_unwanted_maps_are_nan_and_the_rest_is_the_same():
 def test_out_of_memory_anywhere_runs_the_same_window_again(monkeypatch, caplog, stage, times):
     session, some = make_session(), views(4)
     expected = session.infer(window(some))
-    session.feature_cache.clear()
+    session.feature_cache.bound(0)
     owner, name = {
         "encode": (session.loaded.module, "encode"),
         "fuse": (session.loaded.module.backbone.pretrained, "fuse"),

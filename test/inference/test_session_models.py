@@ -93,10 +93,10 @@ def test_metres_do_not_depend_on_the_size_in_the_network(small):
         last = session.loaded.module.head.scratch.output_conv2[2]
         last.weight.zero_()
         last.bias.fill_(1.0)
-    session.feature_cache.clear()
+    session.feature_cache.bound(0)
     full = session.infer(Window(0, views(2), 2)).depth
     session.memory.fallback.level = 3
-    session.feature_cache.clear()
+    session.feature_cache.bound(0)
     half = session.infer(Window(0, views(2), 2)).depth
     # 42 x 28 pixels: half of the focal length. The network would answer with twice the depth.
     np.testing.assert_allclose(half, full / 2, rtol=1e-5)
@@ -183,7 +183,7 @@ def test_the_planner_counts_weights_prefix_and_activations(small, model):
 def test_out_of_memory_runs_a_single_image_again_too(small, monkeypatch):
     session = session_of(MONO)
     expected = session.infer(Window(0, views(2), 2))
-    session.feature_cache.clear()
+    session.feature_cache.bound(0)
     plain, left = session.loaded.module.encode, [1]
 
     def fail(images):

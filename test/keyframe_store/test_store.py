@@ -95,7 +95,7 @@ def test_what_was_stored_is_read_back(tmp_path):
     writer.correct({("", 1002): moved(2)})
     T = np.diag([1.0, -1, -1, 1])
     writer.set_map(MapState(True, 0.5, 2.0, T))
-    writer.close()
+    writer.journal.close()
     with StoredScene.open(tmp_path) as scene:
         assert [scene.frames[k].stamp_ns for k in scene.images] == list(range(1000, 1006))
         for k in (0, 1, 3, 4, 5):
@@ -115,8 +115,8 @@ def test_a_journal_cut_at_any_byte_costs_the_last_keyframe_at_most(tmp_path, cou
     ends = []
     for k in range(6):
         writer.add(keyframe(k))
-        ends.append(writer.size)
-    writer.close()
+        ends.append(writer.journal.size)
+    writer.journal.close()
     data = (tmp_path / "whole" / JOURNAL).read_bytes()
     rng = np.random.default_rng(0)
     cuts = {0, 3, 20, 60, *ends, *(e - 1 for e in ends)}
@@ -129,7 +129,7 @@ def test_a_journal_cut_at_any_byte_costs_the_last_keyframe_at_most(tmp_path, cou
         again = StoreWriter(path.parent)  # goes on behind the last complete record
         again.place(PLACES)
         again.add(keyframe(7))
-        again.close()
+        again.journal.close()
         with StoredScene.open(path.parent) as scene:
             stamps = [scene.frames[k].stamp_ns for k in scene.images]
             assert stamps == [*range(1000, 1000 + whole), 1007], cut
@@ -142,13 +142,13 @@ def test_a_recording_that_is_played_again_repeats_stamps(tmp_path):
     again = dataclasses.replace(keyframe(1).pose, submap=7, T_submap_camera=moved(5))
     writer.add(dataclasses.replace(keyframe(1), pose=again))
     writer.correct({("", 1001): moved(6)})
-    writer.close()
+    writer.journal.close()
     with StoredScene.open(tmp_path) as scene:
         assert [scene.frames[k].submap for k in scene.images] == [0, 0, 0, 1, 1, 1]
         assert len(scene.frames) == 7  # nobody knows where submap 7 is
         writer = StoreWriter(tmp_path)
         writer.place([place(7)])
-        writer.close()
+        writer.journal.close()
     with StoredScene.open(tmp_path) as scene:
         stamps = [scene.frames[k].stamp_ns for k in scene.images]
         assert stamps == [*range(1000, 1006), 1001]
@@ -157,7 +157,7 @@ def test_a_recording_that_is_played_again_repeats_stamps(tmp_path):
 
 
 def test_a_flipped_bit_costs_what_it_hits_and_nothing_behind_it(tmp_path, caplog):
-    written(tmp_path).close()
+    written(tmp_path).journal.close()
     with StoredScene.open(tmp_path) as scene:
         start = scene.images[2].record.start
     data = bytearray((tmp_path / JOURNAL).read_bytes())
@@ -167,13 +167,13 @@ def test_a_flipped_bit_costs_what_it_hits_and_nothing_behind_it(tmp_path, caplog
         assert [scene.frames[k].stamp_ns for k in scene.images] == [1000, 1001, 1003, 1004, 1005]
         same(scene, 5)
     assert "damaged bytes are left out" in caplog.text
-    StoreWriter(tmp_path).close()  # going on removes nothing
+    StoreWriter(tmp_path).journal.close()  # going on removes nothing
     assert len((tmp_path / JOURNAL).read_bytes()) == len(data)
 
 
 @pytest.mark.parametrize("part", ["the image", "the middle"])
 def test_damaged_images_cost_one_keyframe(tmp_path, part):
-    written(tmp_path).close()
+    written(tmp_path).journal.close()
     with StoredScene.open(tmp_path) as scene:
         record = scene.images[2].record
     data = bytearray((tmp_path / JOURNAL).read_bytes())
@@ -193,7 +193,7 @@ def test_a_damaged_record_costs_what_it_is_about(tmp_path, caplog, kind):
     writer = written(tmp_path)
     writer.add_frames([dataclasses.replace(keyframe(8).pose, keyframe=False, submap=1)])
     writer.correct({("", 1000): moved(7)})
-    writer.close()
+    writer.journal.close()
     reader = JournalReader(tmp_path / JOURNAL)
     records = [r for r in reader.records() if r.description["kind"] == kind]
     reader.close()
@@ -291,31 +291,31 @@ class SmallDisk:
 
 def test_a_file_that_could_not_be_cut_is_cut_before_the_next_record(tmp_path):
     writer = written(tmp_path)
-    disk = SmallDisk(writer._journal._file, writer.size + 1000)
-    writer._journal._file, disk.can_cut = disk, False
+    disk = SmallDisk(writer.journal._file, writer.journal.size + 1000)
+    writer.journal._file, disk.can_cut = disk, False
     for _ in range(2):  # the second cannot cut what the first has left
         with pytest.raises(OSError, match="No space"):
             writer.add(keyframe(6))
     disk.room, disk.can_cut = 1 << 30, True
     writer.add(keyframe(7))
-    assert writer.size == (tmp_path / JOURNAL).stat().st_size
-    writer.close()
+    assert writer.journal.size == (tmp_path / JOURNAL).stat().st_size
+    writer.journal.close()
     with StoredScene.open(tmp_path) as scene:
-        assert scene.end == writer.size
+        assert scene.reader.end == writer.journal.size
         assert [frame.stamp_ns for frame in scene.frames] == [*range(1000, 1006), 1007]
 
 
 def test_a_keyframe_that_does_not_fit_leaves_no_frame(tmp_path):
     writer = written(tmp_path)
-    disk = SmallDisk(writer._journal._file, writer.size + 1000)  # room for the frame
-    writer._journal._file = disk
-    size = writer.size
+    disk = SmallDisk(writer.journal._file, writer.journal.size + 1000)  # room for the frame
+    writer.journal._file = disk
+    size = writer.journal.size
     with pytest.raises(OSError, match="No space"):
         writer.add(keyframe(6))
-    assert writer.size == size
+    assert writer.journal.size == size
     disk.room = 1 << 30
     writer.add_frames([keyframe(6).pose])  # as the recorder does
-    writer.close()
+    writer.journal.close()
     with StoredScene.open(tmp_path) as scene:
         assert [frame.stamp_ns for frame in scene.frames] == list(range(1000, 1007))
         assert len(scene.images) == 6
@@ -414,7 +414,7 @@ def test_killed_writers_lose_nothing_that_was_stored(tmp_path):
 def test_a_journal_of_other_contents_is_one_line(tmp_path, change):
     writer = written(tmp_path)
     writer.set_map(MapState())
-    writer.close()
+    writer.journal.close()
     rewritten(tmp_path, change)
     try:
         with StoredScene.open(tmp_path) as scene:
@@ -427,7 +427,7 @@ def test_a_journal_of_other_contents_is_one_line(tmp_path, change):
 
 
 def test_unknown_records_and_lost_frames_are_passed_over(tmp_path):
-    written(tmp_path).close()
+    written(tmp_path).journal.close()
     rewritten(
         tmp_path, lambda d, data: ((d | {"kind": "other"}) if d["kind"] == "submaps" else d, data)
     )
@@ -437,7 +437,7 @@ def test_unknown_records_and_lost_frames_are_passed_over(tmp_path):
 
 
 def test_images_of_another_size_are_not_decoded(tmp_path, monkeypatch):
-    written(tmp_path, count=1).close()
+    written(tmp_path, count=1).journal.close()
     rewritten(tmp_path, changed_in("keyframe", image_size=[7, 7]))
     monkeypatch.setattr(store, "decode_image", None)
     with (
@@ -470,8 +470,8 @@ def test_two_processes_do_not_write_one_journal(tmp_path):
     writer = written(tmp_path)
     with pytest.raises(OSError, match="is written by another process"):
         StoreWriter(tmp_path)
-    writer.close()
-    StoreWriter(tmp_path).close()
+    writer.journal.close()
+    StoreWriter(tmp_path).journal.close()
 
 
 def test_a_pipe_is_no_journal(tmp_path):

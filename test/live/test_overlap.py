@@ -224,7 +224,7 @@ def test_the_usual_time_of_a_window_is_reported(camera, beside_us):
 def test_prepared_frames_give_the_same_and_bad_ones_come_back(camera):
     config = config_from_parameters(VALUES, NodeConfig).pipeline
     pipeline, frame = Pipeline(config), frames_of(camera)[0]
-    ready = pipeline.prepare(frame)
+    ready = pipeline.builder.prepare(frame)
     assert ready.ready.image.shape[0] % 14 == 0
     assert pipeline.builder._view(ready).view.image is ready.ready.image
     plain = pipeline.builder._view(frame).view
@@ -232,7 +232,7 @@ def test_prepared_frames_give_the_same_and_bad_ones_come_back(camera):
     pipeline.builder.process_res = 84  # the plan changes
     assert pipeline.builder._view(ready).view.image.shape[1] == 84
     wrong = dataclasses.replace(frame, image=frame.image[:40])  # not what the calibration is for
-    assert pipeline.prepare(wrong) is wrong
+    assert pipeline.builder.prepare(wrong) is wrong
 
 
 class Source:

@@ -161,7 +161,7 @@ def test_an_ending_node_ends_the_mesh(tmp_path):
         scenes = stream.stored_scenes()
         done = exports.worker.submit(lambda: job.run(MESH, scenes, Selection(), FILTERS, slow))
         begun.wait(10)
-        exports.close(10)
+        exports.worker.stop(10)
         with pytest.raises(ExportError, match="shutting down"):
             done.result(10)
     assert [p.name for p in tmp_path.iterdir()] == ["night"]

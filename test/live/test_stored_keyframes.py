@@ -114,7 +114,7 @@ def test_frames_do_not_wait_for_the_disk(tmp_path, monkeypatch):
     shown(stream, host, frames=16)
     assert stream.accounts.processed == 16
     assert stream.pipeline.counters["keyframes_not_stored"] > 0
-    assert stream.pipeline.map._points._disk._moves  # and points wait
+    assert stream.pipeline.map.points._disk._moves  # and points wait
     go_on.set()
     assert stream.finish_recording(30)
     assert stored(tmp_path / "night" / "000001")[0] == 16

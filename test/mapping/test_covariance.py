@@ -153,7 +153,7 @@ def test_what_is_forgotten_frees_its_room():
     for i in range(500):
         joint.add_window(observed([i, i + 1, i + 2], np.eye(3), 2))
         joint.keep({i + 1, i + 2})
-    assert joint.nbytes < 300_000
+    assert joint.P.nbytes < 300_000
     assert 501 in joint
     assert 0 not in joint
 

@@ -45,8 +45,8 @@ def on_disk(kept, spill):
 
 def test_a_removed_keyframe_moves_the_border(kept, spill):
     assert on_disk(kept, spill) == [0, 1, 2, 3, 4]
-    kept.remove(2)  # on the disk
-    kept.remove(6)  # the newest, in memory
+    kept.remove(kept.ids[2])  # on the disk
+    kept.remove(kept.ids[6])  # the newest, in memory
     kept.add(keyframe(8), 0)
     assert [k.submap for k in kept] == [0, 1, 3, 4, 5, 6, 8]
     kept.add(keyframe(9), 0)
@@ -107,7 +107,7 @@ def test_keyframes_on_their_way_to_the_disk_count_as_there(late):
         kept.add(keyframe(number), 0)
     assert len(late.answers) == 3
     assert on_disk(kept, late) == []
-    kept.remove(0)  # before it is written
+    kept.remove(kept.ids[0])  # before it is written
     late.answer()
     late.answer()
     late.answer(OSError("full"))
@@ -135,12 +135,12 @@ def test_a_keyframe_keeps_few_samples():
 def test_keyframes_of_another_session_get_ids_of_their_own():
     """Else a loaded keyframe and a new view could have one id."""
     rows = numbered([keyframe(0), keyframe(5)])
-    assert [row.id for row in rows] == [-1, -2]
+    assert [row.view.id for row in rows] == [-1, -2]
     kept = LoopKeyframes(MapTable())
     kept.restore(rows)
     kept.add(keyframe(0), 0)
-    assert [row.id for row in kept] == [-1, -2, 0]
-    assert kept.index(-2) == 1
+    assert [row.view.id for row in kept] == [-1, -2, 0]
+    assert kept.ids.index(-2) == 1
 
 
 def test_a_new_list_begins_without_keyframes():

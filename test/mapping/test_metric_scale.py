@@ -18,7 +18,7 @@ def follow(config, values, windows_each=1):
     scales = []
     for value in values:
         for _ in range(windows_each):
-            keeper.add_measurement(ScaleMeasurement(value, 0.02), 1.0)
+            keeper.estimator.add(ScaleMeasurement(value, 0.02), 1.0)
             scales.append(keeper.update())
     return scales
 
@@ -43,14 +43,14 @@ def test_measures_without_agreement_are_no_knowledge():
     config = ScaleConfig(source="metric_model")
     keeper = ScaleFilter(config)
     for _ in range(10):
-        keeper.add_measurement(ScaleMeasurement(2.0, 0.9), 1.0)
+        keeper.estimator.add(ScaleMeasurement(2.0, 0.9), 1.0)
         assert not keeper.update().metric
 
 
 @pytest.mark.parametrize(("source", "value"), [("none", None), ("fixed", 1.0)])
 def test_declared_sources_ignore_measurements(source, value):
     keeper = ScaleFilter(ScaleConfig(source=source, factor=2.0))
-    keeper.add_measurement(ScaleMeasurement(5.0, 0.01), 1.0)
+    keeper.estimator.add(ScaleMeasurement(5.0, 0.01), 1.0)
     scale = keeper.update()
     assert scale.metric == (value is not None)
     assert scale.value == value or np.isnan(scale.value)
@@ -96,10 +96,10 @@ def test_a_new_unit_of_the_segment_keeps_metres(source):
             keeper.change_unit(1.2)
             unit, wrong = 1.2, 1.0
         if source == "metric_model":
-            keeper.add_measurement(ScaleMeasurement(2.0 * wrong, 0.02), unit)
+            keeper.estimator.add(ScaleMeasurement(2.0 * wrong, 0.02), unit)
         else:
             ours[:3, 3] *= unit / wrong
-            keeper.add_motion(view_with(theirs), ours, unit * DEPTH / 2.0)
+            keeper.estimator.add_motion(view_with(theirs), ours, unit * DEPTH / 2.0)
         values.append(keeper.update().value * unit / 2.0)
     assert values[99] == pytest.approx(1.1, abs=0.001)
     assert values[100] == pytest.approx(1.1, abs=0.001)  # held until measured anew
@@ -111,15 +111,15 @@ def test_a_new_unit_of_the_segment_keeps_metres(source):
 def test_only_measurements_that_are_certain_enough_replace_a_held_scale():
     keeper = ScaleFilter(ScaleConfig(source="metric_model", max_step=0.01))
     for _ in range(3):
-        keeper.add_measurement(ScaleMeasurement(2.0, 0.02), 1.0)
+        keeper.estimator.add(ScaleMeasurement(2.0, 0.02), 1.0)
     assert keeper.update().value == pytest.approx(2.0)
     keeper.change_unit(1.0001)
     assert keeper.update().sigma >= 0.15  # as long as nothing is measured
     for value in (3.0, 3.1, 2.9):
-        keeper.add_measurement(ScaleMeasurement(value, 0.3), 1.0)
+        keeper.estimator.add(ScaleMeasurement(value, 0.3), 1.0)
         assert keeper.update().value == pytest.approx(2.0, rel=0.001)
     for _ in range(15):
-        keeper.add_measurement(ScaleMeasurement(2.4, 0.02), 1.0)
+        keeper.estimator.add(ScaleMeasurement(2.4, 0.02), 1.0)
         found = keeper.update()
     assert found.value == pytest.approx(2.4, rel=0.01)
     assert found.sigma < 0.15
@@ -130,7 +130,7 @@ def test_a_unit_that_changes_before_the_first_value_leaves_the_limit():
     keeper.change_unit(1.2)
     values = []
     for value in (2.0, 2.0, 2.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0):
-        keeper.add_measurement(ScaleMeasurement(value, 0.05), 1.0)
+        keeper.estimator.add(ScaleMeasurement(value, 0.05), 1.0)
         values.append(keeper.update().value)
     steps = np.abs(np.diff(np.log(values[2:])))
     assert steps.max() < 0.0101

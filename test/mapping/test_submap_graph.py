@@ -343,7 +343,7 @@ def along(closer, count):
     """So many submaps of four keyframes, each with the window that brought it."""
     sure = np.diag([1e-3, *[3e-4] * 3, *[1e-3] * 3]) ** 2
     fit = Similarity(1.0, np.eye(3), np.zeros(3))
-    begin = 4 * (closer._keyframes[-1].submap + 1) if len(closer._keyframes) else 0
+    begin = 4 * (closer.keyframes[-1].submap + 1) if len(closer.keyframes) else 0
     for n in range(begin, begin + 4 * count):
         T = np.eye(4)
         T[0, 3] = 0.4 * n
@@ -363,7 +363,7 @@ def test_places_of_merged_submaps_grow_less_sure(monkeypatch):
     monkeypatch.setattr(submap_graph, "MAX_NODES", 12)
     along(closer, 40)
     graph, merged = closer._graph, 0
-    for before, now in zip(whole._keyframes, closer._keyframes, strict=True):
+    for before, now in zip(whole.keyframes, closer.keyframes, strict=True):
         way = graph.node(now.submap).first, now.submap
         merged += way[0] < way[1]
         wanted = before.variance_in_submap + whole._graph.drift_variance(
@@ -378,9 +378,9 @@ def test_loops_that_wait_grow_less_sure_with_their_places(monkeypatch):
     monkeypatch.setattr(submap_graph, "MAX_NODES", 12)
     closer = LoopClosure()
     along(closer, 20)
-    old = next(p for p in closer._keyframes if p.submap == closer._graph.nodes[3].last)
-    new = closer._keyframes[-1]
-    closer._unconfirmed = [Loop(old.id, new.id, IDENTITY, LOOP)]
+    old = next(p for p in closer.keyframes if p.submap == closer._graph.nodes[3].last)
+    new = closer.keyframes[-1]
+    closer._unconfirmed = [Loop(old.view.id, new.view.id, IDENTITY, LOOP)]
     along(closer, 40)
     (loop,) = closer._unconfirmed
     now = [end.keyframe for end in placed_ends(loop, closer._submaps)]
@@ -418,12 +418,12 @@ def test_a_long_way_takes_bounded_memory(monkeypatch):
 def test_a_loop_that_waits_is_forgotten_with_its_keyframes():
     closer = LoopClosure()
     along(closer, 6)
-    old, new = closer._keyframes[2], closer._keyframes[-1]
-    closer._unconfirmed = [Loop(old.id, new.id, IDENTITY, LOOP)]
+    old, new = closer.keyframes[2], closer.keyframes[-1]
+    closer._unconfirmed = [Loop(old.view.id, new.view.id, IDENTITY, LOOP)]
     assert closer._waiting() == closer._unconfirmed
-    closer._keyframes.remove(2)
+    closer.keyframes.remove(old.view.id)
     assert closer._waiting() == []
-    assert old.id not in closer._submaps.keyframes
+    assert old.view.id not in closer._submaps.keyframes
 
 
 @pytest.mark.parametrize("unit", [5.0, 0.2])
@@ -432,7 +432,7 @@ def test_drift_keeps_its_length_in_the_map_when_the_unit_changes(unit):
     stage = LoopClosure()
     along(stage, 2)
     stage.start_segment(lost=True)
-    point = PlacedKeyframe.of(stage._keyframes[-1], stage._submaps).centre
+    point = PlacedKeyframe.of(stage.keyframes[-1], stage._submaps).centre
     before = stage._drift_model.variance_at(point)
     stage.change_unit(1 / unit, point)
     after = stage._drift_model.variance_at(point)
@@ -476,7 +476,7 @@ def test_switching_off_forgets_all_keyframes():
     assert not closer._submaps.keyframes
     closer.set_enabled(True)
     along(closer, 2)
-    assert len(closer._submaps.keyframes) == len(closer._keyframes) == 8
+    assert len(closer._submaps.keyframes) == len(closer.keyframes) == 8
 
 
 def test_switched_off_nothing_is_remembered():
@@ -489,7 +489,7 @@ def test_switched_off_nothing_is_remembered():
     stage._submaps.share(())
     stage._submaps.keep(stage.submaps_in_use)
     assert len(pickle.dumps(stage)) <= empty
-    assert stage.nbytes == 0
+    assert stage.keyframes.nbytes == 0
 
 
 def test_switched_off_on_the_way_the_map_stays_corrected():
@@ -501,7 +501,7 @@ def test_switched_off_on_the_way_the_map_stays_corrected():
     stage.refused = 7
     stage.set_enabled(False)
     np.testing.assert_array_equal(stage._submaps.T_map_local.t, T[:3, 3])
-    assert (stage.nbytes, stage.refused) == (0, 7)
+    assert (stage.keyframes.nbytes, stage.refused) == (0, 7)
     stage.set_enabled(True)
     keyframe(stage, 41)
     assert [n.first for n in stage._graph.nodes] == [2]
@@ -515,8 +515,8 @@ def test_places_of_a_forgotten_segment_are_forgotten(monkeypatch):
             stage.start_segment(lost=False)
         keyframe(stage, n)
     closer = stage
-    assert {p.submap for p in closer._keyframes} == set(range(20, 30))
-    assert len(closer._keyframes.similarity()) == len(closer._keyframes)
+    assert {p.submap for p in closer.keyframes} == set(range(20, 30))
+    assert len(closer.keyframes.similarity(closer.keyframes.ids[-1])) == len(closer.keyframes)
 
 
 def test_likeness_kept_along_the_way_is_that_of_all_at_once():

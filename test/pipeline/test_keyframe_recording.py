@@ -1,6 +1,7 @@
 """What the map gets is what is stored: units, places that move, what is not seen."""
 
 import dataclasses
+import types
 from collections import Counter
 
 import numpy as np
@@ -84,7 +85,7 @@ def test_frames_that_are_no_keyframes_have_poses_only(recording):
     submap = Submap(0, 0, Similarity(1.0, np.eye(3), np.zeros(3)))
     f = dataclasses.replace(frame(5, pose(4.0)), keyframe=False)
     stored.add(f, None, submap, f.T_local_camera, 1.0, MapState())
-    stored.correct({(f.camera, f.stamp_ns): pose(9.0)})
+    stored.correct([types.SimpleNamespace(view=f, T_submap_camera=pose(9.0))])
     assert stored.finish(MapState(), 10)
     with StoredScene.open(folder) as scene:
         assert not scene.images

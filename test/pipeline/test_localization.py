@@ -129,9 +129,11 @@ def test_memory_and_tables_do_not_grow(folder, known, ring, monkeypatch):
         graph = closure._graph
         assert len(graph.nodes) - own <= 6
         assert len(graph._live_loops()) <= 8
-        live = len(closure._keyframes) - keyframes
+        live = len(closure.keyframes) - keyframes
         assert live <= 16 * loop_closure.LIVE_SUBMAPS
-        assert len(closure._keyframes.similarity()) == len(closure._keyframes)
+        assert len(closure.keyframes.similarity(closure.keyframes.ids[-1])) == len(
+            closure.keyframes
+        )
         assert len(pipeline.map.localized.submaps) <= 4
         assert len(pipeline.map.table.submaps) <= 2 * (own + 64)
         assert len(pipeline.map.parts_of_scene._begins) <= 3

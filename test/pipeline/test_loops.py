@@ -368,7 +368,7 @@ def test_keyframes_of_loops_stay_within_the_maps_memory(ring):
     pipeline, _ = run(
         ring[:90], DescribedTruth(ring), **{"map.memory_mb": 1, "map.keep_images": False}
     )
-    assert 0 < pipeline.loops.nbytes <= 2**18
+    assert 0 < pipeline.loops.keyframes.nbytes <= 2**18
     assert pipeline.map.limits.memory_mb == 1
 
 

@@ -54,7 +54,7 @@ def copies(pipeline, root):
     known = []
     for key in table.shared:
         T = table.view(key).T_local_camera
-        known += [table.row(key).T_submap_camera, T, table.T_map_local.pose(T)]
+        known += [table.shared[key].T_submap_camera, T, table.T_map_local.pose(T)]
     # The first view of a submap is its frame: the identity is no copy of anything.
     known = np.array([T[:3] for T in known if np.abs(T - np.eye(4)).max() > 1e-6])
     for way, T in poses_in(root):

@@ -174,7 +174,7 @@ def test_trails_follow_the_surfaces_of_the_room(walk, refined):
         for result in pipeline.push(to_frame(camera, f)):
             if not result.window.refined:
                 continue
-            trails = pipeline.refinement.trails(result.id)
+            trails = pipeline.refinement.refiner.trails(result.id)
             before = true[result.id - 1]
             pixel, was = (trails.position[:, -k] * SIZE for k in (1, 2))
             assert np.isfinite(was).all(axis=1).sum() > 30

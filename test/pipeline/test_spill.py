@@ -74,7 +74,7 @@ def test_all_points_are_exported_and_few_are_in_memory(camera, whole, tmp_path):
     pipeline = run(camera, tmp_path, **FEW)
     assert len(pipeline.map) == len(whole.map) > 100_000
     np.testing.assert_array_equal(cloud(pipeline), cloud(whole))
-    assert pipeline.map._points._memory_points <= 70_000
+    assert pipeline.map.points._memory_points <= 70_000
     assert pipeline.map.nbytes < whole.map.nbytes - 19 * 40_000
     shown = pipeline.map.view.thinned(1_000_000, np.eye(4))
     assert 0 < len(shown) <= 70_000  # the display shows what is in memory
@@ -84,7 +84,7 @@ def test_in_the_background_the_same_is_exported(camera, whole, tmp_path):
     pipeline = run(camera, tmp_path, background=True, **FEW)
     assert len(pipeline.map) == len(whole.map)
     np.testing.assert_array_equal(cloud(pipeline), cloud(whole))
-    assert pipeline.map._points._memory_points <= 70_000
+    assert pipeline.map.points._memory_points <= 70_000
 
 
 @pytest.mark.long
@@ -151,12 +151,12 @@ def test_frames_do_not_wait_for_a_disk_that_hangs(camera, whole, tmp_path, monke
     np.testing.assert_array_equal(cloud(pipeline), cloud(whole))  # what waits is not lost
     go_on.set()
     deadline = time.monotonic() + 30
-    while pipeline.map._points._disk._moves and time.monotonic() < deadline:
-        pipeline.map._points._finish_moves()
+    while pipeline.map.points._disk._moves and time.monotonic() < deadline:
+        pipeline.map.points._finish_moves()
         time.sleep(0.01)
     np.testing.assert_array_equal(cloud(pipeline), cloud(whole))
     for submap in pipeline.map.submaps.values():
-        assert pipeline.map._points.is_in_memory(submap) != (submap.cloud.xyz.base is not None)
+        assert pipeline.map.points.is_in_memory(submap) != (submap.cloud.xyz.base is not None)
 
 
 @pytest.mark.long
@@ -173,14 +173,14 @@ def test_more_than_may_wait_for_the_disk_is_not_lost(camera, tmp_path, monkeypat
     store.restore(saved)
     total = sum(len(s.cloud) for s in saved.submaps)
     assert len(store) == total
-    assert store._points._memory_points > 10_000
+    assert store.points._memory_points > 10_000
     go_on.set()
     for _ in range(200):  # keyframes of later frames
         store._enforce_limits(np.zeros(3))
         time.sleep(0.01)
-        if not store._points._disk._moves and store._points._memory_points <= 10_000:
+        if not store.points._disk._moves and store.points._memory_points <= 10_000:
             break
-    assert store._points._memory_points <= 10_000
+    assert store.points._memory_points <= 10_000
     assert len(store) == total
     assert len(store.snapshot().scene().images) == images > 0
 
@@ -195,7 +195,7 @@ def test_a_disk_that_fails_in_the_background_drops_points(
     monkeypatch.setattr(os, "pwrite", full)
     pipeline = run(camera, tmp_path, background=True, **FEW)
     assert caplog.text.count("points that memory cannot hold are dropped") == 1
-    points = pipeline.map._points
+    points = pipeline.map.points
     while points._disk._moves:
         points._finish_moves()
     points.enforce_limits(70_000, 0, 0)
@@ -208,8 +208,8 @@ def test_images_that_memory_cannot_hold_come_back(camera, tmp_path):
     whole = run(camera, **wanted)
     assert len(whole.scene().images) > 20
     pipeline = run(camera, tmp_path, **wanted, **{"map.memory_mb": 2})
-    held = pipeline.map._points
-    assert held._image_bytes < 0.3 * whole.map._points._image_bytes
+    held = pipeline.map.points
+    assert held._image_bytes < 0.3 * whole.map.points._image_bytes
     assert held._image_bytes == sum(s.image_bytes for s in pipeline.map.submaps.values())
     found = {shot: jpeg_bytes(data) for shot, data in pipeline.scene().images.items()}
     assert found == dict(whole.scene().images)
@@ -233,8 +233,8 @@ def test_a_radius_holds_for_points_on_the_disk(camera, tmp_path):
     limits = {"map.radius_m": 3.0}
     near = run(camera, **limits)
     spilled = run(camera, tmp_path, **limits, **{"map.max_points": 40_000})
-    assert spilled.map._points._spilled_total > 0  # some are still near
-    assert spilled.map._points._memory_points <= 40_000  # others that were cut are there again
+    assert spilled.map.points._spilled_total > 0  # some are still near
+    assert spilled.map.points._memory_points <= 40_000  # others that were cut are there again
     rows = spilled.poses().rows
     at = rows["T"][rows["keyframe"]][-1, :, 3]
     xyz = np.concatenate([c.T_world_submap.points(c.cloud.xyz) for c in spilled.scene().clouds])
@@ -250,7 +250,7 @@ def test_a_found_scale_regrids_points_on_the_disk(camera, tmp_path):
     pipeline.map.set_limits(dataclasses.replace(pipeline.map.limits, voxel_m=0.1), 1.0)
     pipeline.map.regrid()
     assert len(pipeline.map) < 0.6 * before
-    assert pipeline.map._points._spilled  # what was on the disk is there again
+    assert pipeline.map.points._spilled  # what was on the disk is there again
     assert pipeline.map.nbytes <= nbytes
     assert len(cloud(pipeline)) == len(pipeline.map)
 
@@ -298,7 +298,7 @@ def test_keyframes_of_loops_come_back(camera, tmp_path, monkeypatch):
         for frame in list(camera)[:40]:
             list(pipeline.push(to_frame(camera, frame)))
     pipeline.scene_map.finish_recording()
-    keyframes = pipeline.loops._keyframes
+    keyframes = pipeline.loops.keyframes
     assert len(keyframes) > 20
     assert keyframes._on_disk == len(keyframes) - 4
     one = keyframes[0]
@@ -332,7 +332,7 @@ def test_where_keyframes_lie_changes_no_pose(tmp_path, monkeypatch, background):
         lens = Calibration(*walk[0].depth.shape[::-1], K)
         frames = [Frame(f.stamp_ns, black, calibration=lens) for f in walk]
         out = [r.T_world_camera for frame in frames for r in pipeline.push(frame)]
-        return np.array(out), pipeline.loops._keyframes
+        return np.array(out), pipeline.loops.keyframes
 
     expected, _ = run(None)
     monkeypatch.setattr(loop_keyframes, "MAX_KEYFRAMES", 5)

@@ -69,7 +69,7 @@ def test_where_the_unit_is_unknown_they_stay(odometry, metres):
 def test_without_a_prior_there_is_nothing_to_move(odometry):
     table = odometry._table
     for id in range(2):
-        row = table.row(id)
+        row = table.shared[id]
         view = dataclasses.replace(row.view, T_prior_camera=None)
         table.set_row(dataclasses.replace(row, view=view))
     correct(odometry, METRES)

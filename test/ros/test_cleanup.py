@@ -135,7 +135,7 @@ def test_cleanup_waits_for_one_window_of_a_compiled_warm_up(monkeypatch):
         network = live.networks[-1]
         live.until(network.begun.is_set)
         cleanup = live.ask(CLEANUP)
-        live.until(lambda: live.da3.runner.stop_requested)
+        live.until(lambda: live.da3.runner.worker.stop_requested)
         network.go.set()
         live.until(cleanup.done)
         assert cleanup.result().success

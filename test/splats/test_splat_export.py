@@ -51,7 +51,7 @@ def write(folder, frames, *, with_splats=True, scene_scale=1.0, part=0, opacity=
         depth = (f.depth / UNIT).astype(np.float32)
         sure = np.full(f.depth.shape, 2.0, np.float32)
         writer.add(Keyframe(pose, depth, sure, f.image, splats=splats))
-    writer.close()
+    writer.journal.close()
     return folder
 
 
@@ -157,7 +157,7 @@ def test_a_loop_moves_what_is_stored(frames, tmp_path):
     move = Similarity(1.2, Rotation.from_euler("z", 0.3).as_matrix(), np.array([0.5, 0, 0]))
     writer = StoreWriter(folder)
     writer.place([Place(0, 0, 0, move @ S_WORLD_SUBMAP)])
-    writer.close()
+    writer.journal.close()
     after = read_ply(exported(folder, tmp_path / "after.splat.ply").path)
     in_map = Similarity(1.0, T_MAP_WORLD[:3, :3], T_MAP_WORLD[:3, 3])
     whole = in_map @ move @ in_map.inverse()
@@ -191,7 +191,7 @@ def wall_scene(folder, distances, aside=0.0, with_wall=None):
         sure = np.full(depth.shape, 2.0, np.float32)
         pose = FramePose(i, "", 0, T, K, SIZE, True)
         writer.add(Keyframe(pose, depth, sure, image, splats=keep_visible(values, depth)))
-    writer.close()
+    writer.journal.close()
     return folder
 
 
@@ -227,7 +227,7 @@ def test_surfaces_behind_others_are_kept(tmp_path):
     writer.add(Keyframe(pose, depth, np.full(depth.shape, 2.0, np.float32),
                         np.zeros((*SIZE[::-1], 3), np.uint8),
                         splats=keep_visible(values, depth)))  # fmt: skip
-    writer.close()
+    writer.journal.close()
     splats = read_ply(exported(near, tmp_path / "b.splat.ply").path)
     wall = splats.means[:, 2] > 7
     alone = exported(wall_scene(tmp_path / "c", [8.0]), tmp_path / "c.splat.ply").points
@@ -249,7 +249,7 @@ def test_noise_of_depth_makes_no_holes(frames, tmp_path):
             depth = one.depth * np.float32(1 + 0.01 * rng.normal())
             splats = stored.load_splats(key)
             writer.add(Keyframe(one.pose, depth, one.confidence, one.image, splats=splats))
-    writer.close()
+    writer.journal.close()
     assert exported(noisy, tmp_path / "b.splat.ply").points > 0.97 * whole
 
 
@@ -303,7 +303,7 @@ def test_a_wall_that_is_seen_from_both_sides_keeps_both(tmp_path, thickness):
         counts.append(len(splats))
         pose = FramePose(stamp, "", 0, T, K, SIZE, True)
         writer.add(Keyframe(pose, depth, np.ones_like(depth), image, splats=splats))
-    writer.close()
+    writer.journal.close()
     assert exported(tmp_path / "scene", tmp_path / "a.splat.ply").points == sum(counts)
 
 
@@ -335,7 +335,7 @@ def test_keyframes_on_the_spot_share_what_they_see(tmp_path):
         T[:3, :3] = Rotation.from_euler("y", 10.0 * stamp, degrees=True).as_matrix()
         pose = FramePose(stamp, "", 0, T, K, (80, 60), True)
         writer.add(Keyframe(pose, depth, np.ones_like(depth), image, splats=splats))
-    writer.close()
+    writer.journal.close()
     layers = 360 / np.degrees(2 * np.arctan(0.5)) * len(splats)
     assert exported(tmp_path / "s", tmp_path / "a.splat.ply").points < 2 * layers
 
@@ -366,7 +366,7 @@ def test_gaussians_that_are_none_cost_their_keyframe(tmp_path, caplog):
                 values[7, CHANNELS[name]] = value
             given = RelativeSplats(splats[key].kept, values)
             writer.add(Keyframe(one.pose, one.depth, one.confidence, one.image, splats=given))
-        writer.close()
+        writer.journal.close()
         caplog.clear()
         assert exported(tmp_path / name, tmp_path / f"{name}.splat.ply").points == alone
         assert "its Gaussians are left out" in caplog.text
@@ -389,12 +389,12 @@ def test_keyframes_are_copied_with_their_gaussians(frames, tmp_path):
     writer = StoreWriter(tmp_path / "a")
     writer.place([Place(0, 0, 0, S_WORLD_SUBMAP)])
     writer.add(Keyframe(pose, f.depth.astype(np.float32), sure, f.image, None, tracks, values))
-    writer.close()
+    writer.journal.close()
     copy = StoreWriter(tmp_path / "b")
     copy.place([Place(0, 0, 0, S_WORLD_SUBMAP)])
     with StoredScene.open(tmp_path / "a") as stored:
         assert copy.copy(stored, 0, pose, 100) == 105
-    copy.close()
+    copy.journal.close()
     with StoredScene.open(tmp_path / "b") as stored:
         np.testing.assert_array_equal(stored.load_splats(0).values, values.values)
         np.testing.assert_array_equal(stored.load_splats(0).kept, values.kept)

@@ -7,7 +7,7 @@ from collections import OrderedDict
 import torch
 
 from da3_ros.synthetic.renderer import Rendering
-from da3_ros.synthetic.rooms import stack_rooms
+from da3_ros.synthetic.rooms import RoomBatch, stack_rooms
 
 MOST_BYTES = 256 * 2**20
 
@@ -19,7 +19,7 @@ class Renders:
         self.render, self._kept, self._bytes = render, OrderedDict(), 0
 
     def __call__(self, rooms, T_world_camera, K, size, **options):
-        batch = rooms if hasattr(rooms, "device") else stack_rooms(rooms)
+        batch = rooms if isinstance(rooms, RoomBatch) else stack_rooms(rooms)
         key = content_key(batch, T_world_camera, K, size, options)
         if key not in self._kept:
             self._keep(key, self.render(batch, T_world_camera, K, size, **options))

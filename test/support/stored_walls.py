@@ -31,5 +31,5 @@ def write_walls(folder, count=8, boxes=(), confidence=None, grey=None, step=0.05
         image = np.full((*SIZE[::-1], 3), 90 if grey is None else grey[stamp], np.uint8)
         pose = FramePose(stamp, "", 0, T, K, SIZE, True)
         writer.add(Keyframe(pose, depth, sure, image))
-    writer.close()
+    writer.journal.close()
     return folder
