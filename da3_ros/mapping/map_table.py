@@ -195,7 +195,8 @@ class MapTable:
         self.keyframes: dict[int, ViewRow] = {}  # of loops
         self.shared: dict[int, ViewRow] = {}  # views that windows may share
         self._apart: set[int] = set()  # ids of those whose keyframe has another image
-        self._T_map_local, self._is_map = IDENTITY, True
+        self.T_map_local = IDENTITY  # the frame of odometry in the map; ``set_poses`` sets it
+        self._is_map = True  # whether it is that of the map
         # Derived; empty after each change. Of views: no more than are shared.
         self._T_local_submap: dict[int, Similarity] = {}
         self._T_local_view: dict[int, Array] = {}
@@ -205,11 +206,6 @@ class MapTable:
         self._clear(())
         for listener in self.listeners:
             listener.on_clear()
-
-    @property
-    def T_map_local(self) -> Similarity:
-        """The frame of odometry in the map."""
-        return self._T_map_local
 
     def add(self, submap: Submap) -> None:
         """Adds a submap."""
@@ -290,15 +286,15 @@ class MapTable:
         if self._is_map:  # exact
             return self.submaps[id].T_map_submap
         if id not in self._T_local_submap:
-            to_local = self._T_map_local.inverse()
+            to_local = self.T_map_local.inverse()
             self._T_local_submap[id] = to_local @ self.submaps[id].T_map_submap
         return self._T_local_submap[id]
 
     def T_map_camera(self, T_local_camera: Array) -> Similarity:
         """Returns a pose [4, 4] of odometry in the map, with the unit of odometry."""
-        T = self._T_map_local.pose(T_local_camera)
+        T = self.T_map_local.pose(T_local_camera)
         # As exact as numbers are: poses go to a submap and back many times.
-        return Similarity(self._T_map_local.scale, nearest_rotation(T[:3, :3]), T[:3, 3])
+        return Similarity(self.T_map_local.scale, nearest_rotation(T[:3, :3]), T[:3, 3])
 
     def set_poses(
         self, T_map_submap: Mapping[int, Similarity], T_map_local: Similarity | None = None
@@ -307,7 +303,7 @@ class MapTable:
         for id, T in T_map_submap.items():
             self.submaps[id].T_map_submap = T
         if T_map_local is not None:
-            self._T_map_local = T_map_local
+            self.T_map_local = T_map_local
             self._is_map = T_map_local.is_same(IDENTITY)
         self._forget_derived()
 
