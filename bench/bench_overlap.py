@@ -149,7 +149,7 @@ def images(options: argparse.Namespace, library: RosbagsLibrary) -> list[RawFram
 @contextlib.contextmanager
 def follow(session: Any, spans: Spans):
     """Records the spans of the session and of all pipelines while the context is open."""
-    plain = Pipeline.prepare, Pipeline.begin
+    plain = WindowBuilder.prepare, Pipeline.begin
     spans.wrap(session._encoder, "encode", "prefix")
     spans.wrap(session._decoder, "answer", "queue window")
     spans.wrap(session, "infer", "window")
@@ -158,7 +158,7 @@ def follow(session: Any, spans: Spans):
     try:
         yield
     finally:
-        Pipeline.prepare, Pipeline.begin = plain
+        WindowBuilder.prepare, Pipeline.begin = plain
 
 
 def run_live(options: argparse.Namespace) -> dict:

@@ -34,7 +34,7 @@ VALUES = {
 def exports():
     found = StoredExports()
     yield found
-    assert found.close(10)
+    assert found.worker.stop(10)
 
 
 def camera(frames=FRAMES):
