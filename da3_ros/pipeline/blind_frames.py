@@ -267,6 +267,10 @@ class SeenCamera:
             prepared.blind, REMEDIES.get(prepared.blind, ""),
         )  # fmt: skip
 
+    def note_instant(self, poses: dict[str, Array]) -> None:
+        """Notes ``T_local_camera`` [4, 4] of the cameras that see in its newest instant."""
+        self.others = poses
+
     def guide(self, camera: str, poses: dict[str, Array]) -> str | None:
         """Returns the camera of a rig that has moved since this one, ``camera``, saw; None: none
         has. poses: newest ``T_local_camera`` [4, 4] of all cameras."""
@@ -371,7 +375,7 @@ class Sight:
             self._instant, self._poses = instant, {}
         self._poses[frame.camera] = T_local_camera
         for name in self._poses:
-            self._camera(name).others = self._poses
+            self._camera(name).note_instant(self._poses)
         if frame.is_reference:
             self._blind_instants = 0
 
