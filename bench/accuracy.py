@@ -70,7 +70,7 @@ class Sequence:
     items: list[Item]
     calibration: Calibration
     stamps_ns: Array  # [M] of the true poses, ascending
-    poses: Array  # [M, 4, 4] T_world_camera, metres
+    poses: Array  # [M, 4, 4] T_room_camera, metres
     depth_unit: float = 1.0  # metres per step of a depth image
     no_depth: tuple[int, ...] = (0, 65535)  # raw values that mean unknown depth
 
@@ -86,7 +86,7 @@ class Sequence:
         return np.where(known, raw * self.depth_unit, np.nan).astype(np.float32)
 
     def pose(self, stamp_ns: int) -> Array | None:
-        """Returns T_world_camera [4, 4], metres, interpolated between the nearest true poses.
+        """Returns T_room_camera [4, 4], metres, interpolated between the nearest true poses.
 
         Returns None before the first and after the last true pose, and in gaps of more than
         ``MAX_GAP_S``.
@@ -273,10 +273,10 @@ def measure(sequence: Sequence, config: PipelineConfig, every: int = 1, session=
         depth = sequence.depth(item)
         if depth is not None:
             depth = resize_nearest(depth, result.depth_m.shape)
-            clouds.append(world_points(depth, result.K, T))
+            clouds.append(room_points(depth, result.K, T))
         unknown = np.full(result.depth_m.shape, np.nan, np.float32)
         true = unknown if depth is None else depth
-        pairs.append(FramePair(result.depth_m, result.T_world_camera, true, T))
+        pairs.append(FramePair(result.depth_m, result.T_map_camera, true, T))
     if len(pairs) < 3:
         raise FormatError(f"{sequence.name}: {len(pairs)} frames have a true pose, 3 are needed")
     ours = np.array([p.T_map_camera for p in pairs])
@@ -315,7 +315,7 @@ def track(sequence: Sequence, pipeline: Pipeline, every: int) -> Iterator[tuple]
 def trajectory(ours: Array, true: Array) -> dict[str, float]:
     """Returns ATE after the Sim(3) and the SE(3) fit, the scale, and RPE of consecutive frames.
 
-    ours, true: poses [N, 4, 4], camera-to-world. Computed by evo. evo cannot fit camera centres
+    ours, true: poses [N, 4, 4] of cameras. Computed by evo. evo cannot fit camera centres
     that are all equal or exactly on a line; then the fit uses the rotations (``fit_poses``).
     """
     from evo.core.geometry import GeometryException
@@ -348,8 +348,9 @@ def trajectory(ours: Array, true: Array) -> dict[str, float]:
     }
 
 
-def world_points(depth: Array, K: Array, T: Array) -> Array:
-    """Returns the world points [M, 3], metres, of the finite pixels of a depth image [H, W]."""
+def room_points(depth: Array, K: Array, T: Array) -> Array:
+    """Returns the points [M, 3], metres, in the frame of ``T``, of the finite pixels of a depth
+    image [H, W]."""
     points = backproject(depth, K)[np.isfinite(depth)]
     return np.asarray(points @ T[:3, :3].T + T[:3, 3])
 

@@ -23,7 +23,7 @@ position after the best Sim(3) (evo), standard deviation of the room's rotation 
 ``network``: windows of da3-tiny, the same for every method; the table gives the ATE (evo).
 ``nees``: consistency of the covariance of an alignment. ``cost``: milliseconds per alignment.
 ``gate``: half of every fifth window is wrong (depth times 1.5 in half of the image, half of the
-overlap views rotated by 20 degrees, or with the depth of another place); the table gives the
+overlap views rotated by 20 degrees, or with the depth of another location); the table gives the
 shares of wrong and of correct windows that the residual gate refuses, and the path's error with
 and without the gate.
 """
@@ -266,7 +266,7 @@ class Recorder:
         found = self.aligner.align(*arguments, **values)
         self.seconds.append(time.perf_counter() - start)
         if found is not None:
-            fit, T = found.T_local_window, self.session.T_window_world
+            fit, T = found.T_local_window, self.session.T_window_room
             unit = fit.scale * self.session.unit
             R = fit.R @ T[:3, :3]
             t = fit.points(self.session.unit * T[:3, 3])
@@ -292,8 +292,8 @@ def run(truth: list[Truth], noise: Noise, aligner=None, seed: int = 0, **values)
     black, lens = np.zeros((*size[::-1], 3), np.uint8), calibration(size)
     for f in truth:
         list(pipeline.push(Frame(f.stamp_ns, black, calibration=lens)))
-    if pipeline.odometry.segment or pipeline.counters["windows_refused"]:
-        recorder.rooms = []  # lost: the windows are not in one segment
+    if pipeline.odometry.chain or pipeline.counters["windows_refused"]:
+        recorder.rooms = []  # lost: the windows are not in one chain
     return recorder
 
 
@@ -314,7 +314,7 @@ def drift(recorder: Recorder, truth: list[Truth]) -> dict:
     infinite if the track was lost. Noise of single frames is not included, because true poses are
     transformed by the alignments.
     """
-    true = np.array([f.T_world_camera for f in truth])
+    true = np.array([f.T_room_camera for f in truth])
     path = float(np.linalg.norm(np.diff(true[:, :3, 3], axis=0), axis=1).sum())
     rooms, count = recorder.rooms, len(truth) - 1
     if len(rooms) < count:
@@ -417,8 +417,8 @@ def network_row(camera: SyntheticCamera, frames: list, session, aligner, values:
     results = []
     for f in frames:
         results += pipeline.push(Frame(f.stamp_ns, f.image, calibration=camera.calibration))
-    ours = np.array([r.T_world_camera for r in results])
-    true = np.array([f.T_world_camera for f in frames])
+    ours = np.array([r.T_map_camera for r in results])
+    true = np.array([f.T_room_camera for f in frames])
     path = float(np.linalg.norm(np.diff(true[:, :3, 3], axis=0), axis=1).sum())
     error = trajectory_error(ours, true)
     turns = Rotation.from_matrix(ours[:, :3, :3] @ true[:, :3, :3].transpose(0, 2, 1))
@@ -468,7 +468,7 @@ def one_nees(truth: list[Truth], seed: int, noise: Noise) -> tuple:
 
 def true_fit(session: TruthSession) -> Similarity:
     """Returns the transform from the newest window to the room, metres."""
-    T = session.T_window_world
+    T = session.T_window_room
     return Similarity(1 / session.unit, T[:3, :3].T, -T[:3, :3].T @ T[:3, 3])
 
 
@@ -554,8 +554,8 @@ def gate_rows(options: argparse.Namespace) -> list[dict]:
         for f in truth:
             black = np.zeros((*SIZE[::-1], 3), np.uint8)
             found += pipeline.push(Frame(f.stamp_ns, black, calibration=calibration(SIZE)))
-        ours = np.array([r.T_world_camera for r in found])
-        true = np.array([f.T_world_camera for f in truth])
+        ours = np.array([r.T_map_camera for r in found])
+        true = np.array([f.T_room_camera for f in truth])
         path = float(np.linalg.norm(np.diff(true[:, :3, 3], axis=0), axis=1).sum())
         error = trajectory_error(ours, true) if path > 0.1 else position_spread(ours)
         shares = {k: float(np.mean(v)) if v else 0.0 for k, v in recorder.refused.items()}
@@ -563,7 +563,7 @@ def gate_rows(options: argparse.Namespace) -> list[dict]:
             "walk": walk, "broken": kind, "gate": gate, "refused_broken": shares[True],
             "refused_honest": shares[False], "ate_m": error,
             "join_ms": 1e3 * statistics.median(recorder.seconds),
-            "segments": pipeline.odometry.segment + 1,
+            "chains": pipeline.odometry.chain + 1,
         })  # fmt: skip
         show(rows[-1])
     return rows
@@ -594,7 +594,7 @@ KINDS = {
     "nees": (nees_rows, "walk nees median"),
     "gate": (
         gate_rows,
-        "walk broken gate refused_broken refused_honest ate_m join_ms segments",
+        "walk broken gate refused_broken refused_honest ate_m join_ms chains",
     ),
     "cost": (cost_rows, "method median_ms p95_ms windows"),
 }

@@ -8,9 +8,9 @@ A fault changes the images of some frames of a walk.
 step: largest step of ``~/odom`` from a frame before the fault to the end, over that without fault.
 sigma: largest stated standard deviation of the position in the fault, over the depth; before: the
 last one before. nees: largest normalised squared error over its six degrees of freedom, from the
-fault on. found: images after the fault until one is placed. parts: of the scene. ate_m: error of
-placed poses in the map. truth: the network makes noise of faulty images that show less than a part
-of the scene (``shows_scene``), all else is exact up to noise.
+fault on. found: images after the fault until one is placed. components: of the scene. ate_m: error
+of placed poses in the map. truth: the network makes noise of faulty images that show less than a
+part of the scene (``shows_scene``), all else is exact up to noise.
 """
 
 from __future__ import annotations
@@ -209,12 +209,12 @@ def measured(
     error = errors([results[i] for i in posed], [frames[i] for i in posed], unit)
     values = nees([results[i] for i in posed], error)
     after = np.array([i >= max(start - 1, 0) for i in posed])
-    odom = np.array([(r.T_odom_world @ r.T_world_camera)[:3, 3] for r in results])
+    odom = np.array([(r.T_odom_map @ r.T_map_camera)[:3, 3] for r in results])
     steps = np.linalg.norm(np.diff(odom, axis=0), axis=1)[max(start - 1, 0) :]
     end = start + length
     later = [i for i in placed if i >= end]
     depth = float(np.nanmedian(first.depth_m))
-    found = np.array([results[i].T_world_camera for i in placed])
+    found = np.array([results[i].T_map_camera for i in placed])
     blind = [r for r in results if r.blind]
     return {
         "blind": len(blind),
@@ -224,9 +224,9 @@ def measured(
         "sigma": max((_sigma(r) / depth for r in results[start:end]), default=float("nan")),
         "nees": float(np.nanmax(values[after])) if after.any() else float("nan"),
         "found": later[0] - end + 1 if later else -1,
-        "parts": len(pipeline.map.parts),
-        "place": "known" if pipeline.map.place_known else "guessed",
-        "ate_m": trajectory_error(found, np.array([frames[i].T_world_camera for i in placed])),
+        "components": len(pipeline.map.components),
+        "place": "known" if pipeline.map.pose_known else "guessed",
+        "ate_m": trajectory_error(found, np.array([frames[i].T_room_camera for i in placed])),
     }
 
 

@@ -85,8 +85,8 @@ def errors(results: list[TrackedFrame], frames: Sequence[SyntheticFrame], unit: 
     """
     out = []
     for r, f in zip(results, frames, strict=True):
-        true = invert_pose(frames[0].T_world_camera) @ f.T_world_camera
-        T = r.T_odom_world @ r.T_world_camera
+        true = invert_pose(frames[0].T_room_camera) @ f.T_room_camera
+        T = r.T_odom_map @ r.T_map_camera
         turn = Rotation.from_matrix(T[:3, :3] @ true[:3, :3].T).as_rotvec()
         out.append(np.concatenate([T[:3, 3] - unit * true[:3, 3], turn]))
     return np.array(out)

@@ -72,11 +72,11 @@ def said(w: Walk, corrections: str) -> list[SlamPose | None]:
     if corrections == "none":
         return [None] * len(w.frames)
     if corrections == "tf":
-        T = w.frames[at].T_world_camera @ invert_pose(w.priors[at])
+        T = w.frames[at].T_room_camera @ invert_pose(w.priors[at])
         return [SlamPose(np.eye(4))] * at + [SlamPose(T)] * BEFORE_END
     done = w.frames[:at:PATH_EVERY]
     stamps = np.array([f.stamp_ns for f in done])
-    path = SlamPath(1, int(stamps[-1]), stamps, np.stack([f.T_world_camera for f in done]))
+    path = SlamPath(1, int(stamps[-1]), stamps, np.stack([f.T_room_camera for f in done]))
     mount = np.eye(4)
     before, after = SlamPose(T_base_camera=mount), SlamPose(path=path, T_base_camera=mount)
     return [before] * at + [after] * BEFORE_END
@@ -95,7 +95,7 @@ def run(w: Walk, network: str, output: str, corrections: str) -> dict[str, float
     })  # fmt: skip
     session: Session = TruthSession(w.frames) if exact else open_networks(config)[0]
     pipeline, results = Pipeline(config, session), []
-    pipeline.scene_map.place_map(w.frames[0].T_world_camera)  # as an owner of none would have it
+    pipeline.scene_map.place_map(w.frames[0].T_room_camera)  # as an owner of none would have it
     half = np.array([[0, 0, 0.5], [0, 0, 0.5], [0, 0, 0]])  # the ROS rule of pixels
     talk = said(w, corrections)
     for frame, image, prior, slam in zip(w.frames, w.images, w.priors, talk, strict=True):
@@ -104,15 +104,15 @@ def run(w: Walk, network: str, output: str, corrections: str) -> dict[str, float
             frame.stamp_ns, image, calibration=calibration, T_prior_camera=prior, slam=slam
         ))  # fmt: skip
     results += pipeline.flush()
-    T = pipeline.scene_map.T_map_world
+    T = pipeline.scene_map.T_ros_map
     points = pipeline.scale.metres * pipeline.map.cloud().xyz @ T[:3, :3].T + T[:3, 3]
     distance = distance_to_surface(w.room, points)
-    newest = T @ results[-1].T_world_camera
+    newest = T @ results[-1].T_map_camera
     return {
         "median_m": float(np.median(distance)),
         "p95_m": float(np.quantile(distance, 0.95)),
         "off": float(np.mean(distance > 2 * VOXEL_M)),
-        "pose_m": float(np.linalg.norm((newest - w.frames[-1].T_world_camera)[:3, 3])),
+        "pose_m": float(np.linalg.norm((newest - w.frames[-1].T_room_camera)[:3, 3])),
     }
 
 

@@ -28,7 +28,7 @@ os.environ.setdefault("DA3_LOG_LEVEL", "ERROR")
 from support.oracle import randomize, reference_network, relative_error
 
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.inference.session import camera_to_world
+from da3_ros.inference.session import camera_to_window
 from da3_ros.network import MODELS
 from da3_ros.network.build import network_of
 from da3_ros.network.checkpoint import aliases
@@ -60,7 +60,7 @@ def networks(short: bool) -> tuple[DepthAnything3, Any]:
 
 def errors(out: Output, wanted: Any) -> dict[str, float]:
     """Returns the largest relative error of each attribute."""
-    T = camera_to_world(out.extrinsics[0].double().numpy())
+    T = camera_to_window(out.extrinsics[0].double().numpy())
     assert out.gaussians is not None
     found = []
     for i, values in enumerate(out.gaussians[0]):

@@ -48,7 +48,7 @@ FLAT = 1.3  # largest mean cost of a keyframe, relative to that after the fewest
 LAP = 20  # submaps per lap of the ring
 COMPARED = 20  # windows of a sample whose time is compared
 
-PosePath = Callable[[int], Array]  # frame number -> pose T_world_camera [4, 4]
+PosePath = Callable[[int], Array]  # frame number -> pose T_room_camera [4, 4]
 
 
 def straight(n: int) -> Array:
@@ -98,7 +98,7 @@ class UnboundedSession(TruthSession):
 
     def descriptor(self, stamp: int) -> Array:
         """Returns an artificial descriptor [384] float32, a smooth function of the pose."""
-        T = self._frames["", stamp].T_world_camera
+        T = self._frames["", stamp].T_room_camera
         pose = np.array([T[0, 3], T[2, 3], *T[[0, 2], 2]])
         return np.cos(pose @ self._waves * 0.7).astype(np.float32)
 

@@ -9,9 +9,9 @@
 rendered images. Drift is the error of the poses at the end relative to the earlier poses at the
 same position, without and with loop closure.
 ``twins``: perceptual aliasing. Two identical corridors, 30 m apart, are visited one after the
-other, and the network predicts one place when a window has views of both: no loop may be closed.
-``recall``: share of the second lap's keyframes for which the five most similar earlier keyframes
-include one with a similar pose in the first lap, by kind of descriptor.
+other, and the network predicts one location when a window has views of both: no loop may be
+closed. ``recall``: share of the second lap's keyframes for which the five most similar earlier
+keyframes include one with a similar pose in the first lap, by kind of descriptor.
 ``network``: windows of da3-tiny on rendered images: how many loop candidates it verifies, of those
 that are true and of those that are false; and the error of the path without and with loops.
 """
@@ -126,7 +126,7 @@ class AliasedSession(DescriptorSession):
                 self._frames,
                 {
                     key: dataclasses.replace(
-                        f, T_world_camera=translated(f.T_world_camera, -self._offset)
+                        f, T_room_camera=translated(f.T_room_camera, -self._offset)
                     )
                     if key[1] in self._second
                     else f
@@ -170,8 +170,8 @@ def end_error(pipeline: Pipeline, walk: Walk) -> dict[str, float]:
     truth. end_m: median error of the translation between both, metres; scale: median scale of the
     end relative to that of the beginning; ate_m: of the whole path, metres.
     """
-    poses = {p.stamp_ns: p.T_world_camera for p in pipeline.poses()}
-    true = np.array([f.T_world_camera for f in walk.truth])
+    poses = {p.stamp_ns: p.T_map_camera for p in pipeline.poses()}
+    true = np.array([f.T_room_camera for f in walk.truth])
     ours = np.array([poses[f.stamp_ns] for f in walk.truth])
     early = len(true) // 2
     off, scales = [], []
@@ -200,7 +200,7 @@ def ring_rows(options: argparse.Namespace, describe: Descriptors) -> list[dict]:
     found = []
     for seed in range(options.seeds):
         walk = walk_ring(seed, options.frames, 1.25, describe)
-        row = {"seed": seed, "path_m": length([f.T_world_camera for f in walk.truth])}
+        row = {"seed": seed, "path_m": length([f.T_room_camera for f in walk.truth])}
         for loops in (False, True):
             pipeline = run(walk, DescriptorSession(walk, seed), loops=loops)
             error = end_error(pipeline, walk)
@@ -226,7 +226,7 @@ def twin_rows(options: argparse.Namespace, describe: Descriptors) -> list[dict]:
         offset = np.array([30.0, 0, 0])
         count = len(one.truth)
         twin = [
-            Truth(f.stamp_ns + count * STEP_NS, f.depth, translated(f.T_world_camera, offset), f.K)
+            Truth(f.stamp_ns + count * STEP_NS, f.depth, translated(f.T_room_camera, offset), f.K)
             for f in one.truth
         ]
         descriptors = {k: np.concatenate((v, v)) for k, v in one.descriptors.items()}
@@ -234,7 +234,7 @@ def twin_rows(options: argparse.Namespace, describe: Descriptors) -> list[dict]:
         session = AliasedSession(walk, seed, {f.stamp_ns for f in twin}, offset)
         pipeline = run(walk, session, loops=True)
         row = {"seed": seed, "closed": pipeline.loops.closed, "fooled": session.aliased}
-        row |= {"found": pipeline.loops.found, "segments": pipeline.odometry.segment + 1}
+        row |= {"found": pipeline.loops.found, "chains": pipeline.odometry.chain + 1}
         found.append(row)
         show(row)
     return found
@@ -261,7 +261,7 @@ class VerificationRecorder(Session):
     def __init__(self, walk: Walk, settings: PipelineConfig) -> None:
         self.session = InferenceSession(settings.inference)
         self.memory = self.session.memory
-        self._true = {f.stamp_ns: f.T_world_camera for f in walk.truth}
+        self._true = {f.stamp_ns: f.T_room_camera for f in walk.truth}
         # Of each verification: whether both keyframes are within 1.5 m and 40 degrees.
         self.true: list[bool] = []
 
@@ -310,7 +310,7 @@ def network_rows(options: argparse.Namespace, describe: Descriptors) -> list[dic
         row |= {"of these found": int(verified[true].sum()), "false looks": int((~true).sum())}
         row |= {
             "of these found too": int(verified[~true].sum()),
-            "segments": pipeline.odometry.segment + 1,
+            "chains": pipeline.odometry.chain + 1,
         }
         found.append(row)
         show(row)
@@ -328,7 +328,7 @@ def recall_hits(walk: Walk, kind: str, white: bool) -> list[bool]:
     x = statistics(list(x))[1] if white else x / np.linalg.norm(x, axis=1, keepdims=True)
     first = round(len(chosen) / 1.25)
     old, new = np.arange(first // 2), np.arange(first, len(chosen))
-    T = np.array([walk.truth[i].T_world_camera for i in chosen])
+    T = np.array([walk.truth[i].T_room_camera for i in chosen])
     hits = []
     for q in new:
         near = np.linalg.norm(T[old, :3, 3] - T[q, :3, 3], axis=1) < 1.0

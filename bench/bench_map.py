@@ -3,7 +3,7 @@
     python bench/bench_map.py                 # both tables
     python bench/bench_map.py --points 1e7    # size of the exported scene
 
-Growth: a camera that never sees a place twice, so that the map always grows; the last keyframes
+Growth: a camera that never sees a location twice, so that the map always grows; the last keyframes
 are compared with the first ones of the same run. Exports: each format is written in a process of
 its own, so that peak memory can be measured; memory is given on top of that of the map.
 """
@@ -93,8 +93,8 @@ def made_scene(points: int) -> Snapshot:
             rng.uniform(1, 5, n).astype(np.float32),
             np.ones(n, np.int32),
         )
-        place = Similarity(1.0, np.eye(3), np.array([20.0 * i, 0, 0]))
-        submaps.append(Submap(i, 0, place, compact(cloud)))
+        pose = Similarity(1.0, np.eye(3), np.array([20.0 * i, 0, 0]))
+        submaps.append(Submap(i, 0, pose, compact(cloud)))
     K = np.array([[400.0, 0, 252], [0, 400, 189], [0, 0, 1]])
     poses = Poses.of([Pose(i, _at(0.01 * i), K, SIZE, i % 10 == 0) for i in range(2000)])
     return Snapshot(tuple(submaps), poses, 0, True, np.eye(4))

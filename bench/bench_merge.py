@@ -169,7 +169,7 @@ def true_poses(walks: Sequence[Array]) -> dict[int, Array]:
 def position_error(folder: Path, truth: dict[int, Array]) -> float:
     """Returns the root mean square error of the positions of a saved scene, after a Sim(3) fit."""
     poses = list(load_scene(folder).scene().poses)
-    ours = np.array([p.T_world_camera for p in poses])
+    ours = np.array([p.T_map_camera for p in poses])
     true = np.array([truth[p.stamp_ns] for p in poses])
     off = fit_poses(ours, true).points(ours[:, :3, 3]) - true[:, :3, 3]
     return float(np.sqrt((off**2).sum(axis=1).mean()))
@@ -247,7 +247,7 @@ def kitchen_rows(bench: Bench) -> Iterator[dict[str, Any]]:
         return
     walk = depth_camera(options.data / KITCHEN)
     half = len(walk.frames) // 2
-    truth = {f.stamp_ns: f.T_world_camera for f in walk.truth}
+    truth = {f.stamp_ns: f.T_room_camera for f in walk.truth}
     config = config_from_parameters(PARAMETERS | {"window.size": WINDOW})
     for seed in range(options.seeds):
         session = RecordedDepth(walk, seed, bench.session)

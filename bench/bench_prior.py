@@ -43,7 +43,7 @@ def noisy_priors(frames: Sequence[SyntheticFrame], degrees: float, seed: int) ->
     """
     rng, out = np.random.default_rng(seed), []
     for f in frames:
-        T, depth = f.T_world_camera.copy(), float(np.median(f.depth[np.isfinite(f.depth)]))
+        T, depth = f.T_room_camera.copy(), float(np.median(f.depth[np.isfinite(f.depth)]))
         rotation = np.radians(degrees) / np.sqrt(3) * rng.normal(size=3)
         T[:3, :3] = T[:3, :3] @ Rotation.from_rotvec(rotation).as_matrix()
         T[:3, 3] += 0.3 * np.radians(degrees) / np.sqrt(3) * depth * rng.normal(size=3)
@@ -55,12 +55,12 @@ def motion_errors(poses: Sequence[Array], frames: Sequence[SyntheticFrame]) -> t
     """Returns the median errors of the motion over ``APART`` frames, degrees.
 
     The first is of the rotation, the second of the direction of translation, over motions of more
-    than 2 cm. poses: [4, 4], camera-to-world.
+    than 2 cm. poses: [4, 4], camera to map.
     """
     rotations, directions = [], []
     for i in range(len(frames) - APART):
         ours = invert_pose(poses[i]) @ poses[i + APART]
-        true = invert_pose(frames[i].T_world_camera) @ frames[i + APART].T_world_camera
+        true = invert_pose(frames[i].T_room_camera) @ frames[i + APART].T_room_camera
         rotations.append(Rotation.from_matrix(ours[:3, :3] @ true[:3, :3].T).magnitude())
         a, b = ours[:3, 3], true[:3, 3]
         if np.linalg.norm(b) > 0.02:
@@ -90,7 +90,7 @@ def published_poses(
         frame = Frame(f.stamp_ns, f.image, calibration=camera.calibration, T_prior_camera=prior)
         results += pipeline.push(frame)
     results += pipeline.flush()
-    poses = [r.T_odom_world @ r.T_world_camera for r in results]
+    poses = [r.T_odom_map @ r.T_map_camera for r in results]
     return poses, depth_scale_spread(results, frames)
 
 

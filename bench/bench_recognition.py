@@ -1,4 +1,4 @@
-"""Finding the place in a saved scene: recall and errors of restarts, and false joins.
+"""Finding the pose in a saved scene: recall and errors of restarts, and false joins.
 
     python bench/bench_recognition.py restarts --out bench/results/recognition-restarts.json
     python bench/bench_recognition.py others --out bench/results/recognition-others.json
@@ -6,9 +6,9 @@
 
 ``restarts``: a room is walked and its scene is saved; then a camera starts anywhere near that
 walk, beside it and turned, in half of the cases backwards, and shows 20 frames. Found: the frame
-at which its place in the map is known. Errors are those of published poses from the truth, in
+at which its pose in the map is known. Errors are those of published poses from the truth, in
 metres, where the poses of the saved walk fit the truth best.
-``--views 1`` verifies places by a pair of images instead of three and three.
+``--views 1`` verifies locations by a pair of images instead of three and three.
 ``others``: the same with frames of another room, and of look-alikes: rooms with the surfaces of
 the saved one, in another size and with other furniture. A hint lets everything be looked at, also
 what does not look similar; a look is a window that is verified. None may be joined.
@@ -49,8 +49,8 @@ from da3_ros.mapping import loop_candidates
 from da3_ros.mapping.graph_solution import Node
 from da3_ros.mapping.loop_closure import LoopClosure
 from da3_ros.mapping.map_table import MapTable, OverlapView
-from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.pose_graph import Edge
+from da3_ros.mapping.pose_hint import PoseHint
 from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.pipeline.pipeline import Pipeline
@@ -68,7 +68,7 @@ STEP_NS = round(1e9 / PACE.rate_hz)
 LATER_NS = 10**13  # of a second session
 WALKS = ("loop", "strafe", "straight")
 ASIDE_M, TURNED_DEG, CLEAR_M = 0.15, 8.0, 0.2
-EVERYWHERE = PlaceHint.on_map(0.0, 0.0, 1e3)
+EVERYWHERE = PoseHint.on_map(0.0, 0.0, 1e3)
 
 
 class Bench:
@@ -97,7 +97,7 @@ class Bench:
             list(pipeline.push(frame))
         list(pipeline.flush())
         save_scene(pipeline.snapshot(), folder)
-        ours = np.array([p.T_world_camera for p in pipeline.poses()])
+        ours = np.array([p.T_map_camera for p in pipeline.poses()])
         return folder, fit_poses(ours, poses[: len(ours)])
 
     def resumed(self, folder: Path) -> Pipeline:
@@ -134,7 +134,7 @@ def look_alike(room: Room, number: int) -> Room:
     count = len(other.material)
     material = other.material.clone()
     rows = [*range(6), *(6 + i % max(len(room.material) - 6, 1) for i in range(count - 6))]
-    appearance = range(15)  # colours, noise, tiles, patches: what is not of the place
+    appearance = range(15)  # colours, noise, tiles, patches: what is not of the location
     rows = [min(r, len(room.material) - 1) for r in rows]
     material[:, list(appearance)] = room.material[rows][:, list(appearance)]
     return dataclasses.replace(other, material=material, sky=room.sky)
@@ -170,16 +170,16 @@ def restart(
     for frame in bench.frames(room, truth, LATER_NS):
         for result in pipeline.push(frame):
             index = (result.stamp_ns - LATER_NS) // STEP_NS
-            if not pipeline.map.place_known:
+            if not pipeline.map.pose_known:
                 continue
             found = int(index) + 1 if found is None else found
-            T = np.linalg.inv(truth[index]) @ fit.pose(result.T_world_camera)
+            T = np.linalg.inv(truth[index]) @ fit.pose(result.T_map_camera)
             angle = np.degrees(Rotation.from_matrix(T[:3, :3]).magnitude())
             errors.append((float(np.linalg.norm(T[:3, 3])), float(angle)))
     looks = pipeline.loops.refused + pipeline.loops.found
     median = np.median(errors, axis=0) if errors else (np.nan, np.nan)
     return {
-        "found_after_frames": found, "looks": looks, "search_s": pipeline.place_search.seconds,
+        "found_after_frames": found, "looks": looks, "search_s": pipeline.pose_search.seconds,
         "error_m": float(median[0]), "error_deg": float(median[1]),
     }  # fmt: skip
 
@@ -212,12 +212,12 @@ def joined(bench: Bench, folder: Path, room: Room, walk: Array) -> dict[str, Any
     """Returns whether frames of another room were joined to a saved scene."""
     pipeline = bench.resumed(folder)
     for frame in bench.frames(room, walk, LATER_NS):
-        pipeline.place_search.narrow(EVERYWHERE)
+        pipeline.pose_search.narrow(EVERYWHERE)
         list(pipeline.push(frame))
     loops = pipeline.loops
     return {
         "looks": loops.refused + loops.found, "verified": loops.found,
-        "joined": pipeline.map.place_known,
+        "joined": pipeline.map.pose_known,
     }  # fmt: skip
 
 
@@ -340,7 +340,7 @@ def main() -> None:
     parser.add_argument("--others", type=int, default=4, help="rooms of each kind per scene")
     parser.add_argument(
         "--views", type=int, default=loop_candidates.VIEWS_PER_SIDE,
-        help="views of each side in the window that verifies a place",
+        help="views of each side in the window that verifies a location",
     )  # fmt: skip
     parser.add_argument("--keyframes", type=int, nargs="+", default=[100, 1000, 10000])
     parser.add_argument("--out", type=Path)

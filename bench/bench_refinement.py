@@ -85,14 +85,14 @@ def room_row(walk: str, seed: int, refine: bool, options: argparse.Namespace) ->
     values |= {"process_res": options.process_res}
     pipeline, results = tracked(values, as_walk(walk, camera, frames).frames)
     true = {f.stamp_ns: f for f in frames}
-    poses = {p.stamp_ns: p.T_world_camera for p in pipeline.poses()}
+    poses = {p.stamp_ns: p.T_map_camera for p in pipeline.poses()}
     pairs = [
         FramePair(r.depth_m, poses[r.stamp_ns], true[r.stamp_ns].depth,
-                  true[r.stamp_ns].T_world_camera)
+                  true[r.stamp_ns].T_room_camera)
         for r in results
     ]  # fmt: skip
     found = measure(camera.room, pairs, pipeline.map.cloud().xyz)
-    odom = np.array([r.T_odom_world @ r.T_world_camera for r in results])
+    odom = np.array([r.T_odom_map @ r.T_map_camera for r in results])
     rotation = rotation_error_deg(odom, np.array([p.T_room_camera for p in pairs]))
     return {
         "walk": walk, "room": seed, "refined": refine, "path_m": found.path_m,
@@ -121,7 +121,7 @@ def drift_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for walk in options.walks:
         camera = SyntheticCamera(3, options.size, walk=walk, frames=options.frames)
         frames = list(camera)
-        true = np.array([f.T_world_camera for f in frames])
+        true = np.array([f.T_room_camera for f in frames])
         for seed in range(options.runs):
             for refine in (False, True):
                 session = TruthSession(frames, seed=seed, noise=CORRELATED)
@@ -135,7 +135,7 @@ def drift_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 ]
                 unit = float(np.exp(np.random.default_rng(seed).normal(0, 0.5)))
                 error = bench_covariance.errors(results, frames, unit)
-                poses = np.array([r.T_odom_world @ r.T_world_camera for r in results])
+                poses = np.array([r.T_odom_map @ r.T_map_camera for r in results])
                 yield {
                     "walk": walk, "seed": seed, "refined": refine,
                     "ate_m": trajectory_error(poses, true),

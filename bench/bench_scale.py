@@ -98,9 +98,9 @@ class NoisyMetricModel:
 
 def odometry(frames: list[SyntheticFrame], seed: int, noise: dict[str, Any]) -> Iterator[Array]:
     """Yields T_odom_camera [4, 4] of each frame by drifting odometry."""
-    robot = DriftingOdometry(frames[0].T_world_camera, seed=seed, **noise)
+    robot = DriftingOdometry(frames[0].T_room_camera, seed=seed, **noise)
     for frame in frames:
-        robot.move(frame.T_world_camera, 1 / RATE_HZ)
+        robot.move(frame.T_room_camera, 1 / RATE_HZ)
         yield robot.T_odom_camera.copy()
 
 
@@ -116,7 +116,7 @@ def run(
     pipeline = Pipeline(config, session, NoisyMetricModel(first, seed))
     priors = odometry(first, seed, case.odometry)
     for i, T in enumerate(priors):
-        instant = [
+        frameset = [
             Frame(
                 fs[i].stamp_ns, fs[i].image, camera=name, T_prior_camera=T,
                 calibration=room.cameras[name].calibration,
@@ -124,7 +124,7 @@ def run(
             )
             for k, (name, fs) in enumerate(room.frames.items())
         ]  # fmt: skip
-        for result in pipeline.push(*instant):
+        for result in pipeline.push(*frameset):
             yield result, float(np.log(result.scale.value * session.unit * result.window.unit))
 
 

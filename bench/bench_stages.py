@@ -68,7 +68,7 @@ def tracked(image: Any, K: Any) -> TrackedFrame:
     report = WindowReport(0, 1, (0,), 1, True, 0.0, 1.0, 1.0)
     return TrackedFrame(
         id=0, stamp_ns=1, frame_id="optical", camera="", image=image, depth_m=depth,
-        confidence=np.ones_like(depth), K=K, T_world_camera=np.eye(4), keyframe=True,
+        confidence=np.ones_like(depth), K=K, T_map_camera=np.eye(4), keyframe=True,
         scale=Scale(), window=report,
     )  # fmt: skip
 

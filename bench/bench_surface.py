@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Surfaces of rendered rooms against the exact room, and movers that leave.
+"""Surfaces of rendered rooms against the exact room, and dynamic points that leave.
 
 Usage: bench_surface.py [rooms] [movers] [--rooms N] [--walks ...] [--networks ...] [...]
 
@@ -45,7 +45,7 @@ from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera, SyntheticFrame, distance_to_surface
 from da3_ros.synthetic.demo_settings import PACE, PARAMETERS, RATE_HZ
 from da3_ros.synthetic.evaluation import fit_poses
-from da3_ros.synthetic.mover import Crossing, crossing
+from da3_ros.synthetic.moving_box import Crossing, crossing
 from da3_ros.synthetic.truth import Noise, TruthSession
 from da3_ros.types import Array, Frame
 
@@ -58,7 +58,8 @@ def stored_walk(
     frames: Sequence[SyntheticFrame], camera: SyntheticCamera, network: str, options: Any,
     folder: Path, *, remove_movers: bool = True,
 ) -> tuple[Similarity, Pipeline]:  # fmt: skip
-    """Runs a pipeline that stores keyframes; returns the room's place of its map, and itself."""
+    """Runs a pipeline that stores keyframes; returns the pose of its map in the room, and
+    itself."""
     exact = network in NOISES
     values = PARAMETERS | {
         "process_res": options.process_res, "backend": options.backend, "loop.enabled": False,
@@ -74,10 +75,10 @@ def stored_walk(
     results = [r for f in given for r in pipeline.push(f)] + list(pipeline.flush())
     pipeline.scene_map.finish_recording()
     truth = {f.stamp_ns: f for f in frames}
-    poses = np.array([r.T_world_camera for r in results])
-    true = np.array([truth[r.stamp_ns].T_world_camera for r in results])
-    T_world_map = Similarity.from_pose(invert_pose(pipeline.scene_map.T_map_world))
-    return fit_poses(poses, true) @ T_world_map, pipeline
+    poses = np.array([r.T_map_camera for r in results])
+    true = np.array([truth[r.stamp_ns].T_room_camera for r in results])
+    T_map_ros = Similarity.from_pose(invert_pose(pipeline.scene_map.T_ros_map))
+    return fit_poses(poses, true) @ T_map_ros, pipeline
 
 
 def seen_room(frames: Sequence[SyntheticFrame], voxel: float) -> Array:
@@ -87,7 +88,7 @@ def seen_room(frames: Sequence[SyntheticFrame], voxel: float) -> Array:
     for f in frames:
         xyz = backproject(f.depth, f.K).reshape(-1, 3)
         xyz = xyz[np.isfinite(xyz).all(axis=1)].astype(np.float64)
-        xyz = xyz @ f.T_world_camera[:3, :3].T + f.T_world_camera[:3, 3]
+        xyz = xyz @ f.T_room_camera[:3, :3].T + f.T_room_camera[:3, 3]
         index, first = np.unique(np.floor(xyz / voxel).astype(int), axis=0, return_index=True)
         for cell, point in zip(map(tuple, index.tolist()), xyz[first], strict=True):
             cells[cell] += 1
@@ -107,10 +108,10 @@ def sampled(mesh: Mesh) -> Array:
 
 
 def measured(
-    mesh: Mesh, T_room_map: Similarity, room: Any, seen: Array, edge: float
+    mesh: Mesh, T_room_ros: Similarity, room: Any, seen: Array, edge: float
 ) -> dict[str, Any]:
     """Returns errors of a mesh; ``edge`` of its voxels in metres."""
-    points = T_room_map.points(sampled(mesh))
+    points = T_room_ros.points(sampled(mesh))
     off = distance_to_surface(room, points)
     missed = cKDTree(points).query(seen)[0]
     return {
@@ -151,7 +152,7 @@ def open3d_surface(stored: StoredScene, filters: DepthFilters) -> Mesh:
         depth = np.nan_to_num(one.depth_of(keyframe)).astype(np.float32)
         image = cv2.resize(keyframe.image, depth.shape[::-1]).astype(np.float32) / 255
         K = core.Tensor(ros_K(keyframe.pose.K), core.float64)
-        T = core.Tensor(invert_pose(one.T_map_camera), core.float64)
+        T = core.Tensor(invert_pose(one.T_ros_camera), core.float64)
         planes = [o3d.t.geometry.Image(core.Tensor(a)) for a in (depth, image)]
         blocks = grid.compute_unique_block_coordinates(planes[0], K, T, 1.0, 1e3, NEAR_VOXELS)
         grid.integrate(blocks, *planes, K, T, 1.0, 1e3, NEAR_VOXELS)
@@ -167,21 +168,21 @@ def rooms(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         frames = list(camera)
         for network in options.networks:
             with tempfile.TemporaryDirectory() as folder:
-                T_room_map, _ = stored_walk(frames, camera, network, options, Path(folder))
+                T_room_ros, _ = stored_walk(frames, camera, network, options, Path(folder))
                 with StoredScene.open(Path(folder)) as stored:
-                    yield from fused(stored, T_room_map, camera, frames, options, {
+                    yield from fused(stored, T_room_ros, camera, frames, options, {
                         "walk": walk, "room": seed, "network": network,
                     })  # fmt: skip
 
 
 def fused(
-    stored: StoredScene, T_room_map: Similarity, camera: SyntheticCamera,
+    stored: StoredScene, T_room_ros: Similarity, camera: SyntheticCamera,
     frames: Sequence[SyntheticFrame], options: Any, row: dict[str, Any],
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
     """Yields our row, and Open3D's where it is installed."""
     stamps = {stored.frames[key].stamp_ns for key in stored.images}
     seen = seen_room([f for f in frames if f.stamp_ns in stamps], options.voxel)
-    filters = DepthFilters(voxel=options.voxel / T_room_map.scale)
+    filters = DepthFilters(voxel=options.voxel / T_room_ros.scale)
     ways = {"ours": lambda: fused_surface(stored, filters)}
     try:
         open3d_surface(stored, replace(filters, voxel=10 * filters.voxel))
@@ -190,12 +191,13 @@ def fused(
         pass
     for name, work in ways.items():
         mesh, cost = costs(work)
-        errors = measured(mesh, T_room_map, camera.room, seen, options.voxel)
+        errors = measured(mesh, T_room_ros, camera.room, seen, options.voxel)
         yield row | {"by": name, "keyframes": len(stamps)} | errors | cost
 
 
-def movers(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yields a row per walk, room and network: what a mover leaves without and with removal."""
+def dynamic_points(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yields a row per walk, room and network: what a moving box leaves without and with
+    removal."""
     for walk, seed, camera in cameras(options):
         count = len(camera)
         crossed = crossing(camera, count // 6, count // 2, 2.0)
@@ -204,22 +206,24 @@ def movers(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             with tempfile.TemporaryDirectory() as folder:
                 for remove in (False, True):
                     target = Path(folder) / str(remove)
-                    place, pipeline = stored_walk(
+                    T_room_ros, pipeline = stored_walk(
                         crossed.frames, camera, network, options, target, remove_movers=remove
                     )
-                    found["map", remove] = place.points(pipeline.scene().cloud().xyz)
+                    found["map", remove] = T_room_ros.points(pipeline.scene().cloud().xyz)
                 with StoredScene.open(target) as stored:
                     stamps = {stored.frames[key].stamp_ns for key in stored.images}
                     for remove in (False, True):
-                        filters = DepthFilters(options.voxel / place.scale, remove_movers=remove)
+                        filters = DepthFilters(
+                            options.voxel / T_room_ros.scale, remove_movers=remove
+                        )
                         points = (
                             derived_scene(stored, readable_keyframes(stored, filters), filters)
                             .cloud()
                             .xyz
                         )
                         mesh = fused_surface(stored, filters)
-                        found["export", remove] = place.points(points)
-                        found["surface", remove] = place.points(mesh.vertices)
+                        found["export", remove] = T_room_ros.points(points)
+                        found["surface", remove] = T_room_ros.points(mesh.vertices)
             later = [f for f in crossed.frames[count // 2 + 1 :] if f.stamp_ns in stamps]
             seen = seen_room([f for f in camera if f.stamp_ns in stamps], options.voxel)
             for what in ("map", "export", "surface"):
@@ -240,7 +244,7 @@ def left(
     cells, met = [], []
     for name, points in (("before", before), ("after", after)):
         off = distance_to_surface(crossed.room, points)
-        ghost = points[(off > near) & (crossed.distance_to_mover(points) < near)]
+        ghost = points[(off > near) & (crossed.distance_to_box(points) < near)]
         through = sum((truly_through(f, ghost) for f in later), np.zeros(len(ghost), int))
         row[f"ghosts_{name}"] = len(ghost)
         row[f"seen_through_{name}"] = int((through >= 2).sum())
@@ -253,7 +257,7 @@ def left(
 
 def truly_through(frame: SyntheticFrame, points: Array) -> Array:
     """Returns the mask [M] of points of the room before what a frame truly saw."""
-    T = invert_pose(frame.T_world_camera)
+    T = invert_pose(frame.T_room_camera)
     inside = points @ T[:3, :3].T + T[:3, 3]
     height, width = frame.depth.shape
     pixels = np.nan_to_num(project(inside, frame.K), nan=-1)
@@ -283,7 +287,7 @@ def cameras(options: argparse.Namespace) -> Iterator[tuple[str, int, SyntheticCa
             )
 
 
-TABLES = {"rooms": rooms, "movers": movers}
+TABLES = {"rooms": rooms, "movers": dynamic_points}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -164,7 +164,7 @@ def by_reprojection(frames: Sequence[Any]) -> Judge:
         a, b = frames[i], frames[k]
         depth = a.depth[here[:, 1].astype(int), here[:, 0].astype(int)].astype(np.float64)
         rays = np.column_stack((here, np.ones(len(here)))) @ np.linalg.inv(a.K).T
-        T = np.linalg.inv(b.T_world_camera) @ a.T_world_camera
+        T = np.linalg.inv(b.T_room_camera) @ a.T_room_camera
         at = ((depth[:, None] * rays) @ T[:3, :3].T + T[:3, 3]) @ b.K.T
         with np.errstate(invalid="ignore", divide="ignore"):
             error = np.linalg.norm(at[:, :2] / at[:, 2:] - there, axis=1)

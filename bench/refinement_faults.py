@@ -82,10 +82,10 @@ def hand_as_noise(frames: list[SyntheticFrame], _: list[SyntheticFrame]) -> Faul
 
     def noise(f: SyntheticFrame, at: NDArray[np.bool_]) -> SyntheticFrame:
         depth = rng.uniform(0.2, 5, f.depth.shape)
-        T = f.T_world_camera.copy()
+        T = f.T_room_camera.copy()
         T[:3, :3] = T[:3, :3] @ cv2.Rodrigues(rng.normal(0, 0.1, 3))[0]
         T[:3, 3] += rng.normal(0, 0.2, 3)
-        return replace(f, depth=_filled(f, at, depth), T_world_camera=T)
+        return replace(f, depth=_filled(f, at, depth), T_room_camera=T)
 
     return covered(frames, noise)
 

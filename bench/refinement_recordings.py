@@ -116,8 +116,8 @@ def depth_camera(folder: Path) -> Walk:
 
 
 def seen_through(depth: Array, K_depth: Array, K: Array, shape: tuple[int, ...]) -> Array:
-    """Returns depth [H, W] at the pixels of a camera with ``K`` and ``shape`` at the same place;
-    nearest pixel, NaN outside of the depth image [h, w]."""
+    """Returns depth [H, W] at the pixels of a camera with ``K`` and ``shape`` at the same
+    location; nearest pixel, NaN outside of the depth image [h, w]."""
     row, column = np.indices(shape[:2]) + 0.5
     rays = np.stack((column, row, np.ones_like(row)), axis=-1) @ np.linalg.inv(K).T
     at = (rays @ K_depth.T)[..., :2].astype(np.float32) - np.float32(0.5)
@@ -135,7 +135,7 @@ def metres(message: Any) -> Array:
 
 
 def true_poses(bag: Any) -> list[Array]:
-    """Returns ``T_world_camera`` [4, 4] of the true odometry, one per image."""
+    """Returns ``T_room_camera`` [4, 4] of the true odometry, one per image."""
     poses = []
     for _, message in bag.messages("/ground_truth/odom"):
         p, q = message.pose.pose.position, message.pose.pose.orientation

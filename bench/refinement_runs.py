@@ -122,8 +122,8 @@ def pose_errors(walk: Walk, results: Sequence[TrackedFrame]) -> dict[str, float]
     """
     truth = {f.stamp_ns: f for f in walk.truth}
     posed = [r for r in results if r.posed]
-    poses = np.array([r.T_odom_world @ r.T_world_camera for r in posed])
-    true = np.array([truth[r.stamp_ns].T_world_camera for r in posed])
+    poses = np.array([r.T_odom_map @ r.T_map_camera for r in posed])
+    true = np.array([truth[r.stamp_ns].T_room_camera for r in posed])
     return {
         "rotation_deg": rotation_error_deg(poses, true),
         "direction_deg": direction_error_deg(poses, true),

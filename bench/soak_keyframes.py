@@ -71,7 +71,7 @@ class Corridor(TruthSession):
         self._waves = np.random.default_rng(5).normal(size=(3, 64))
 
     def pose(self, number: int) -> Array:
-        """Returns the pose [4, 4] of a frame in the world, z up: out, and back."""
+        """Returns the pose [4, 4] of a frame in the room, z up: out, and back."""
         turned = min(number, self.frames - number)
         yaw = HEADING + 0.05 * np.sin(0.002 * turned)
         c, s = np.cos(yaw), np.sin(yaw)
@@ -179,7 +179,7 @@ def run(
         "keyframes": pipeline.counters["keyframes_stored"], "points": len(pipeline.map),
         "map_mb": pipeline.map.nbytes / 2**20, "spilled_mb": spill.size / 2**20,
         "loops_closed": pipeline.loops.closed, "loops_looked_at": session.loops,
-        "segments": pipeline.odometry.segment + 1,
+        "chains": pipeline.odometry.chain + 1,
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }  # fmt: skip
     return pipeline, found, series
@@ -211,14 +211,14 @@ def coverage(pipeline: Pipeline, frames: int, path: Path) -> tuple[float, list[l
     for step in steps:
         at = int(np.argmin(np.abs(numbers - (step + 5) / STEP_M)))
         near = slice(max(0, at - 100), at + 100)
-        ours = poses.rows["T"][near, :, 3] @ pipeline.scene_map.T_map_world[:3, :3].T
-        ours += pipeline.scene_map.T_map_world[:3, 3]
+        ours = poses.rows["T"][near, :, 3] @ pipeline.scene_map.T_ros_map[:3, :3].T
+        ours += pipeline.scene_map.T_ros_map[:3, 3]
         true = np.array([session.pose(int(n))[:3, 3] for n in numbers[near]])
         unit = np.linalg.norm(ours[-1] - ours[0]) / np.linalg.norm(true[-1] - true[0])
         T = poses.rows["T"][at]
         R = (
             session.pose(int(numbers[at]))[:3, :3]
-            @ (pipeline.scene_map.T_map_world[:3, :3] @ T[:, :3]).T
+            @ (pipeline.scene_map.T_ros_map[:3, :3] @ T[:, :3]).T
         )
         middle = len(ours) // 2
         here = xyz[np.linalg.norm(xyz - ours[middle], axis=1) < 4 * unit]

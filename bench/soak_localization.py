@@ -8,7 +8,7 @@ again: the network is the truth with noise and a made-up descriptor, everything 
 node runs. Memory is the process's own (without mapped files) at even steps, time that of the
 thread that runs the network; growth is the slope of the second half. Errors are those of published
 poses from the map's: the truth, fitted to the poses of the map once. The exit code is 1 if memory
-or time grew, if the map has changed, or if a place was lost.
+or time grew, if the map has changed, or if the pose in the map was lost.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Rounds(Corridor):
         self.half = mapped // 2
 
     def pose(self, number: int) -> Array:
-        """Returns the pose [4, 4] of a frame in the world."""
+        """Returns the pose [4, 4] of a frame in the room."""
         if number < self.frames:
             return super().pose(number)
         at = (number - self.frames + self.half // 2) % (2 * self.half)
@@ -66,7 +66,7 @@ def mapped(session: Rounds, lens: Calibration, folder: Path) -> Similarity:
     list(pipeline.flush())
     save_scene(pipeline.snapshot(), folder / "map")
     poses = list(pipeline.poses())
-    ours = np.array([p.T_world_camera for p in poses])
+    ours = np.array([p.T_map_camera for p in poses])
     true = np.array([session.pose(p.stamp_ns // STEP_NS - 1) for p in poses])
     return fit_poses(ours, true)
 
@@ -89,7 +89,7 @@ def localized(
         results = list(pipeline.push(pushed))
         spent += time.thread_time() - before
         for result in results:
-            T = fit.pose(result.T_world_camera)
+            T = fit.pose(result.T_map_camera)
             true = session.pose(result.stamp_ns // STEP_NS - 1)
             known = result.covariance_map is not None
             errors.append((known, float(np.linalg.norm(T[:3, 3] - true[:3, 3]))))
@@ -113,7 +113,7 @@ def localized(
     row = {
         "frames": frames, "km": frames * STEP_M / 1000, "corrections": pipeline.loops.closed,
         "submaps_of_map": len(saved.submaps), "keyframes_of_map": len(known_keyframes(saved)),
-        "map_unchanged": same(saved, after), "segments": pipeline.odometry.segment + 1,
+        "map_unchanged": same(saved, after), "chains": pipeline.odometry.chain + 1,
     }  # fmt: skip
     return row, series
 
@@ -123,7 +123,7 @@ def known_keyframes(saved: Snapshot) -> tuple[Any, ...]:
 
 
 def same(a: Snapshot, b: Snapshot) -> bool:
-    """Whether two scenes have the same points, places, poses and number of keyframes."""
+    """Whether two scenes have the same points, poses and number of keyframes."""
     pairs = list(zip(a.submaps, b.submaps, strict=False))
     return (
         len(a.submaps) == len(b.submaps)

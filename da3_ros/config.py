@@ -111,11 +111,11 @@ class RigConfig:
 
     max_skew_s: float = option(
         0.02,
-        "largest difference of stamps within one instant of several cameras, seconds",
+        "largest difference of stamps within one frameset, seconds",
         low=0.0,
     )
     max_wait_s: float = option(
-        0.2, "time by stamps that an instant waits for a late camera, seconds", low=0.0
+        0.2, "time by stamps that a frameset waits for a late camera, seconds", low=0.0
     )
     poses: tuple[float, ...] = option(
         (),
@@ -263,12 +263,13 @@ class MapConfig:
         "thin or glassy things that depth misses now and then",
     )
     export_guessed: bool = option(
-        True, "whether exports by the service contain parts of the scene whose place is a guess"
+        True, "whether exports by the service contain unconnected components of the scene"
     )
     load: str = option(
         "",
         "saved scene under export_dir in which the node begins: a folder of save_scene or of a "
-        "replay. Its places are recognised; until then the place of new frames is a guess. Empty: "
+        "replay. Its locations are recognised; until then the pose of new frames is unknown. "
+        "Empty: "
         "a new scene. Live only: a replay has --resume",
     )
     store: str = option(
@@ -287,10 +288,10 @@ class MapConfig:
 
 @dataclass(frozen=True)
 class LoopConfig:
-    """Loop closure: places that are seen again."""
+    """Loop closure: locations that are seen again."""
 
     enabled: bool = option(
-        True, "whether loops are closed: places that are seen again correct the map"
+        True, "whether loops are closed: locations that are seen again correct the map"
     )
     every: int = option(4, "fewest windows between two attempts to close a loop", low=1)
 

@@ -2,10 +2,12 @@
 
 Conventions, used everywhere in the ROS-free core
 -------------------------------------------------
-* Poses are ``T_target_source``, float64 [4, 4], rotation orthonormal; ``T_world_camera`` maps
-  camera to world. Camera axes are OpenCV optical: x right, y down, z forward.
+* Poses are ``T_target_source``, float64 [4, 4], rotation orthonormal; ``T_map_camera`` maps
+  camera to map. Camera axes are OpenCV optical: x right, y down, z forward.
 * A name says its coordinate frame, and docs/architecture.md what each one is: ``window``,
-  ``local``, ``submap``, ``map``, ``world``, ``odom``.
+  ``submap``, ``local`` (odometry's), ``map``, ``odom``.
+* Inside, the map has the optical axes of its first camera; ``T_ros_map`` maps it to the axes that
+  ROS publishes (REP-103, level with the robot), and a name with ``ros`` is in those.
 * Depth is z-depth along the optical axis, float32, in metres when ``Scale.metric``, else in the
   unit of the first window; NaN where unknown, +Inf for sky (REP-117, REP-118).
 * ``K`` is float64 [3, 3] under the *corner* rule: pixel ``i`` covers ``[i, i + 1)``, so the centre
@@ -82,7 +84,7 @@ class SlamPath:
 class SlamPose:
     """What another SLAM says at the stamp of a frame; None: unknown."""
 
-    T_slam_prior: Array | None = None  # [4, 4] place of the prior's world in its map
+    T_slam_prior: Array | None = None  # [4, 4] pose of the prior's frame in its map
     path: SlamPath | None = None  # its newest path
     T_base_camera: Array | None = None  # [4, 4] mount of the camera on the base of the path
 
@@ -97,10 +99,10 @@ class Frame:
     camera: str = ""  # name within a rig; empty for a single camera
     calibration: Calibration | None = None
     rectified: bool = False  # True: the image is already rectified, P holds and D is ignored
-    # [4, 4] camera pose at this stamp from the robot, in the prior's world, metres; None: unknown
+    # [4, 4] camera pose at this stamp from the robot, in the prior's frame, metres; None: unknown
     T_prior_camera: Array | None = None
     # [6] variances of that pose's position, m^2, and rotation, rad^2, in the axes of the prior's
-    # world, as the robot states them; None: unknown
+    # frame, as the robot states them; None: unknown
     prior_variance: Array | None = None
     T_rig_camera: Array | None = None  # [4, 4] pose on the rig, metres; None: unknown
     ready: PreparedImage | None = None  # the prepared image; None: not prepared yet
@@ -120,7 +122,7 @@ class View:
     camera: str = ""
     T_prior_camera: Array | None = None  # [4, 4] as in Frame
     T_rig_camera: Array | None = None  # [4, 4] as in Frame
-    instant: int = -1  # equal for views that several cameras took at one instant
+    frameset: int = -1  # equal for views of one frameset
     valid: NDArray[np.bool_] | None = None  # [h, w] as in PreparedImage
     prior_variance: Array | None = None  # [6] as in Frame
     slam: SlamPose | None = None  # as in Frame
@@ -151,9 +153,9 @@ class Window:
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """The network's output for a window, in the window's own world and unit.
+    """The network's output for a window, in the window's own frame and unit.
 
-    The world is close to the first view's camera; depth and translations share one unknown unit.
+    The frame is close to the first view's camera; depth and translations share one unknown unit.
     Maps of unwanted views are NaN. With a single-image network, poses and confidence are NaN, K
     is the calibrated one, and each depth map has its own unit.
     """
@@ -241,7 +243,7 @@ class WindowReport:
     unit: float  # units of odometry per network unit of this window
     scale: Scale = field(default_factory=Scale)
     loop_closed: bool = False
-    segment: int = 0  # windows of a segment are aligned; the pose between segments is guessed
+    chain: int = 0  # windows of a chain are aligned to each other, and not to those of another one
     focal_ratio: float = float("nan")  # the network's focal length over the calibrated one
     refined: bool = False  # whether feature tracks determine the new poses
     tracks: int = 0  # feature tracks of the refinement, or those found if they were too few
@@ -253,7 +255,7 @@ class WindowReport:
 
 @dataclass(frozen=True, eq=False)
 class TrackedFrame:
-    """A processed frame, delivered once, in stamp order. World: the scene's world frame."""
+    """A processed frame, delivered once, in stamp order."""
 
     id: int
     stamp_ns: int
@@ -263,14 +265,14 @@ class TrackedFrame:
     depth_m: FloatImage  # [h, w] z-depth, NaN unknown, +Inf sky; metres only if scale.metric
     confidence: FloatImage  # [h, w]
     K: Array  # [3, 3] corner rule, pixels of ``depth_m``
-    T_world_camera: Array  # [4, 4]
+    T_map_camera: Array  # [4, 4]
     keyframe: bool
     scale: Scale
     window: WindowReport
-    # [4, 4] world to odom: removes scale and loop corrections, so that odometry stays continuous
-    T_odom_world: Array = field(default_factory=lambda: np.eye(4))
-    is_reference: bool = True  # whether it is the first frame of its instant; True with one camera
-    # [6, 6] of (position, rotation about fixed axes) in the world's axes, published units; None:
+    # [4, 4] map to odom: removes scale and loop corrections, so that odometry stays continuous
+    T_odom_map: Array = field(default_factory=lambda: np.eye(4))
+    is_reference: bool = True  # whether it is the first of its frameset; True with one camera
+    # [6, 6] of (position, rotation about fixed axes) in the map's axes, published units; None:
     # unknown. Odometry: accumulated since its start; map: relative to the map.
     covariance_odom: Array | None = None
     covariance_map: Array | None = None
@@ -286,4 +288,4 @@ class TrackedFrame:
     @property
     def posed(self) -> bool:
         """Whether the camera pose is known; if not, K may be unknown (NaN) too."""
-        return bool(np.isfinite(self.T_world_camera).all())
+        return bool(np.isfinite(self.T_map_camera).all())

@@ -36,9 +36,9 @@ def run(pipeline: Pipeline, camera: SyntheticCamera) -> list[FramePair]:
     return [
         FramePair(
             d.depth_m,
-            pipeline.scene_map.T_map_world @ d.T_world_camera,
+            pipeline.scene_map.T_ros_map @ d.T_map_camera,
             true[d.stamp_ns].depth,
-            true[d.stamp_ns].T_world_camera,
+            true[d.stamp_ns].T_room_camera,
         )
         for d in done
     ]

@@ -2,7 +2,7 @@
 
 Rooms are rendered once into a pool on the training device. Each window is drawn from the pool with
 its own views, order, mirroring, crop, exposure and noise. This module does not depend on the
-network. Poses are T_world_camera or T_ref_camera (camera-to-world), K follows the corner rule,
+network. Poses are T_room_camera or T_ref_camera, K follows the corner rule,
 depth is z-depth, +Inf for sky.
 """
 
@@ -54,7 +54,7 @@ class Clip:
     """A short walk through one room with one field of view."""
 
     room: Room
-    T_world_camera: Array  # [F, 4, 4]
+    T_room_camera: Array  # [F, 4, 4]
     fov_deg: float
 
 
@@ -85,17 +85,17 @@ def make_clips(seed: int, *, narrow: bool, clips: int, frames: int) -> list[Clip
     return made
 
 
-def _glance(T_world_camera: Array, rng: np.random.Generator) -> Array:
+def _glance(T_room_camera: Array, rng: np.random.Generator) -> Array:
     """Rotates the camera at random in every frame, in two clips of three; poses [F, 4, 4].
 
     In a walk rotation is slow and correlated with translation. Without this, the network could
     infer one from the other.
     """
     if rng.random() < 1 / 3:
-        return T_world_camera
+        return T_room_camera
     size = np.radians(rng.uniform(0.0, 12.0)) * np.array([0.5, 1.0, 0.3])  # pitch, yaw, roll
-    rotations = Rotation.from_rotvec(size * rng.uniform(-1, 1, (len(T_world_camera), 3)))
-    out = T_world_camera.copy()
+    rotations = Rotation.from_rotvec(size * rng.uniform(-1, 1, (len(T_room_camera), 3)))
+    out = T_room_camera.copy()
     out[:, :3, :3] = out[:, :3, :3] @ rotations.as_matrix()
     return out
 
@@ -135,7 +135,7 @@ class Pool:
 
     images: Tensor  # [C, F, H, W, 3] uint8 RGB
     depth: Tensor  # [C, F, H, W] float16 metres, +Inf for sky
-    T_world_camera: Tensor  # [C, F, 4, 4] float32
+    T_room_camera: Tensor  # [C, F, 4, 4] float32
     K: Tensor  # [C, 3, 3] float32
     share: Tensor  # [C, F, F] share of frame i's surface points that frame j sees
     apart: Tensor  # [C, F, F] distance of cameras i and j, in mean depths of frame i
@@ -159,9 +159,9 @@ def render_pool(
     progress: bool = False,
 ) -> Pool:
     """Renders clips at ``size`` (height, width), ``group`` of them at a time."""
-    C, F, (H, W) = len(clips), len(clips[0].T_world_camera), size
+    C, F, (H, W) = len(clips), len(clips[0].T_room_camera), size
     K = np.stack([intrinsics((W, H), clip.fov_deg) for clip in clips])
-    poses = np.stack([clip.T_world_camera for clip in clips])
+    poses = np.stack([clip.T_room_camera for clip in clips])
     images = torch.empty(C, F, H, W, 3, dtype=torch.uint8, device=device)
     depth = torch.empty(C, F, H, W, dtype=torch.float16, device=device)
     share, apart = (torch.empty(C, F, F, device=device) for _ in range(2))
@@ -216,16 +216,16 @@ def project_between_views(
 ) -> Projections:
     """Projects pixels (rows, columns) [M] of each of N views into all views, with occlusion.
 
-    depth [B, N, H, W], T world-from-camera [B, N, 4, 4], K [B, 1 or N, 3, 3].
+    depth [B, N, H, W], T [B, N, 4, 4] from the cameras, K [B, 1 or N, 3, 3].
     """
     B, N, H, W = depth.shape
     K = K.expand(B, N, 3, 3)
     d = depth[:, :, rows, columns]  # [B, N, M]
     known = d.isfinite()
     points = backproject(torch.where(known, d, 1.0), K, columns + 0.5, rows + 0.5)
-    world = points @ T[..., :3, :3].transpose(-1, -2) + T[:, :, None, :3, 3]
+    points = points @ T[..., :3, :3].transpose(-1, -2) + T[:, :, None, :3, 3]
     R, t = T[:, :, :3, :3], T[:, :, :3, 3]  # of the views that are projected into
-    in_view = world[:, :, :, None] - t[:, None, None]  # [B, N, M, N, 3]
+    in_view = points[:, :, :, None] - t[:, None, None]  # [B, N, M, N, 3]
     in_view = torch.einsum("bimjc,bjcd->bimjd", in_view, R)
     z = in_view[..., 2].clamp_min(1e-3)
     f, c = torch.diagonal(K, dim1=-2, dim2=-1)[..., :2], K[..., :2, 2]  # [B, N, 2]
@@ -242,7 +242,7 @@ def project_between_views(
 def view_overlap(depth: Tensor, T: Tensor, K: Tensor) -> Tensor:
     """Returns the share [B, N, N] of view i's surface points that are visible in view j.
 
-    The points are a coarse grid of pixels. depth [B, N, H, W], T world-from-camera [B, N, 4, 4],
+    The points are a coarse grid of pixels. depth [B, N, H, W], T [B, N, 4, 4] from the cameras,
     K [B, 1 or N, 3, 3].
     """
     H, W = depth.shape[-2:]
@@ -362,11 +362,11 @@ def take(pool: Pool, clip: Tensor, frames: Tensor) -> tuple[Tensor, Tensor, Tens
     """Returns the frames [B, N] of the clips [B] from the pool.
 
     These are: images [B, N, H, W, 3] in 0..1, depth [B, N, H, W] in metres,
-    T_world_camera [B, N, 4, 4], K [B, N, 3, 3].
+    T_room_camera [B, N, 4, 4], K [B, N, 3, 3].
     """
     at = (clip[:, None], frames)
     K = pool.K[clip][:, None].expand(-1, frames.shape[1], 3, 3)
-    return pool.images[at].float() / 255, pool.depth[at].float(), pool.T_world_camera[at], K
+    return pool.images[at].float() / 255, pool.depth[at].float(), pool.T_room_camera[at], K
 
 
 def crop(
@@ -386,7 +386,7 @@ def crop(
 def mirror(
     images: Tensor, depth: Tensor, T: Tensor, K: Tensor, flip: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mirrors world, cameras and images left to right in the windows where ``flip`` [B].
+    """Mirrors rooms, cameras and images left to right in the windows where ``flip`` [B].
 
     With S the reflection of x, a pose T becomes S T S, which is rigid again.
     """
@@ -425,14 +425,14 @@ def expose(images: Tensor, generator: torch.Generator) -> Tensor:
     return (images + sigma * noise).clamp(0, 1)
 
 
-def make_batch(images: Tensor, depth: Tensor, T_world_camera: Tensor, K: Tensor) -> Batch:
+def make_batch(images: Tensor, depth: Tensor, T_room_camera: Tensor, K: Tensor) -> Batch:
     """Returns a batch: normalised images, and the truth relative to the first view in scene units.
 
-    images [B, N, H, W, 3] in 0..1; depth [B, N, H, W] and T_world_camera [B, N, 4, 4] in metres.
+    images [B, N, H, W, 3] in 0..1; depth [B, N, H, W] and T_room_camera [B, N, 4, 4] in metres.
     """
     mean, std = images.new_tensor(MEAN), images.new_tensor(STD)
     images = ((images - mean) / std).movedim(-1, 2).contiguous()
-    T = torch.linalg.inv(T_world_camera[:, :1].double()) @ T_world_camera.double()
+    T = torch.linalg.inv(T_room_camera[:, :1].double()) @ T_room_camera.double()
     scale = scene_scale(depth[:, 0], K[:, 0])
     T = T.float()
     T[..., :3, 3] /= scale[:, None, None]
@@ -482,5 +482,5 @@ def noisy_poses(batch: Batch, rotation_deg: float, translation: float, seed: int
 
 
 def conditioning_extrinsics(T_ref_camera: Tensor) -> Tensor:
-    """Returns world-to-camera [B, N, 4, 4] for the camera encoder, as inference computes it."""
+    """Returns extrinsics [B, N, 4, 4] for the camera encoder, as inference computes it."""
     return normalize_poses(T_ref_camera).extrinsics

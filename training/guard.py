@@ -35,7 +35,7 @@ def make_views() -> dict[str, Array]:
     frames = list(SyntheticCamera(13, SIZE, walk="handheld", frames=2, rate_hz=1.0, pace=pace))
     return {
         "images": np.stack([f.image for f in frames]),
-        "T_room_camera": np.stack([f.T_world_camera for f in frames]),
+        "T_room_camera": np.stack([f.T_room_camera for f in frames]),
         "K": np.stack([f.K for f in frames]),
     }
 

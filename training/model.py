@@ -108,8 +108,8 @@ class TrainingNetwork(nn.Module):
     ) -> TrainingOutput:
         """Runs ``DepthAnything3.forward`` with ``ref_view="first"``; returns what losses need.
 
-        images [B, N, 3, H, W]; extrinsics world-to-camera [B, N, 4, 4] and intrinsics [B, N, 3, 3]
-        condition the network if both are given. dense: run the DPT head; rays: also its second
+        images [B, N, 3, H, W]; extrinsics [B, N, 4, 4], window to camera, and intrinsics [B, N, 3,
+        3] condition the network if both are given. dense: run the DPT head; rays: also its second
         branch.
         """
         (B, N), size = images.shape[:2], (images.shape[-2], images.shape[-1])

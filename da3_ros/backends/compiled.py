@@ -202,7 +202,7 @@ def difference(found: Any, expected: Any, bound: float) -> str:
         own, reference = a.cpu().double(), b.cpu().double()
         known = reference.isfinite()
         if not torch.equal(own.isfinite(), known):
-            return f"result {number} has non-finite values at other places"
+            return f"result {number} has non-finite values elsewhere"
         error = (own - reference)[known].norm() / reference[known].norm().clamp_min(1e-30)
         if not float(error) <= bound:
             return f"result {number} differs by {float(error):.2g} of its norm"

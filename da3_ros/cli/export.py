@@ -113,7 +113,7 @@ def _add_selection(export: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     export.add_argument(
         "--known-only", action="store_true",
-        help="leave out parts of the scene whose place is guessed (after a time jump, or where "
+        help="leave out unconnected components of the scene (after a time jump, or where "
         "windows could not be aligned)",
     )  # fmt: skip
 
@@ -134,7 +134,7 @@ def _run_export(options: argparse.Namespace) -> int:
         crop=tuple(options.crop),
         cameras=not options.no_cameras,
         centred=options.centred,
-        guessed=not options.known_only,
+        unconnected=not options.known_only,
         sh_degree=options.sh_degree,
     )
     asked = {

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 EXIT_CODES = (
     "exit codes: 0 all scenes are joined; 1 failed, nothing written; 2 wrong usage; 3 written, "
-    "but scenes or parts are at a guessed place or left out; 130 interrupted, nothing written"
+    "but scenes or components are unconnected or left out; 130 interrupted, nothing written"
 )
 
 
@@ -22,10 +22,10 @@ def add_merge(commands: Any) -> None:
     merge = commands.add_parser(
         "merge",
         help="join saved scenes of several sessions or robots into one",
-        description="Scenes that have seen the same place become one, as the node finds its "
-        "place in a saved scene. The first metric scene, else the first, keeps its place and "
+        description="Scenes that have seen the same location become one, as the node finds its "
+        "pose in a saved scene. The first metric scene, else the first, keeps its pose and "
         "size; without metres a scene gets those of the one that it met. Scenes that met none "
-        "stay apart, at a guessed place; without metres such a scene is left out of a metric one.",
+        "stay apart, unconnected; without metres such a scene is left out of a metric one.",
         epilog=f"The model must be that of the scenes: -p model:=NAME.\n\n{EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -83,15 +83,19 @@ def _said_of(one: SceneOutcome, metric: bool) -> str:
     if met:
         said.append(("" if one.is_reference else "joined to ") + met)
     for count, why in (
-        (one.guessed, "at a guessed place" if met else "met no other scene: at a guessed place"),
+        (one.unconnected, "unconnected" if met else "met no other scene: unconnected"),
         (one.left_out, "met no metric scene and has no metres: left out"),
     ):
         if count:
-            said.append(why if count == one.parts else f"{count} of {one.parts} parts: {why}")
+            said.append(
+                why
+                if count == one.components
+                else f"{count} of {one.components} components: {why}"
+            )
     if metric and met and not one.metric:
         said.append("now in metres")
     if not one.recognised:
-        said.append("has no keyframes that recognise its places (saved by an older version, or "
+        said.append("has no keyframes that recognise its locations (saved by an older version, or "
                     "with loop.enabled: false)")  # fmt: skip
     if one.lacks_keyframes:
         said.append("without stored keyframes: meshes, and exports that filter depth, lack it")

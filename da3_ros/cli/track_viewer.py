@@ -24,5 +24,5 @@ def view_tracks(source: Path, target: Path, size: tuple[int, int]) -> str:
     frames = load_tracks(source)
     with atomic_path(target) as temporary:
         write_png(temporary, draw_tracks(frames, size))
-    mean = sum(len(frame.trails) for frame in frames) / len(frames)
+    mean = sum(len(frame.track_history) for frame in frames) / len(frames)
     return f"{target}: {len(frames)} frames, {mean:.0f} tracks a frame\n"

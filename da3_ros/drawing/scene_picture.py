@@ -108,7 +108,7 @@ def render(drawing: Drawing, size: tuple[int, int] = (960, 720), side: str = "be
     canvas = np.full((size[1] * SUPERSAMPLING, size[0] * SUPERSAMPLING, 3), BACKGROUND, np.uint8)
     drawing = drawing.take(_thinned(drawing.points))
     drawing = drawing.take(_below_ceiling(drawing.points, drawing.centres()))
-    everything = _places_in_view(drawing)
+    everything = _points_in_view(drawing)
     if len(everything):
         viewpoint = _viewpoint(everything, drawing.heading(), side, canvas.shape[1::-1])
         if len(drawing.points):
@@ -139,7 +139,7 @@ def _below_ceiling(points: Array, centres: Array) -> Array:
     return np.asarray(points[:, 2] < top + 0.15 * max(high - low, 1e-6))
 
 
-def _places_in_view(drawing: Drawing) -> Array:
+def _points_in_view(drawing: Drawing) -> Array:
     """Positions [N, 3] that must be visible: all cameras, and points without outliers."""
     some = drawing.points[:: max(1, len(drawing.points) // FIT_SAMPLES)].astype(np.float64)
     if len(some):
@@ -148,8 +148,8 @@ def _places_in_view(drawing: Drawing) -> Array:
     return np.concatenate((some, drawing.cameras.reshape(-1, 3), drawing.centres()))
 
 
-def _viewpoint(places: Array, heading: Array, side: str, size: tuple[int, ...]) -> _Viewpoint:
-    """The nearest viewpoint with the given direction from which all places are visible."""
+def _viewpoint(points: Array, heading: Array, side: str, size: tuple[int, ...]) -> _Viewpoint:
+    """The nearest viewpoint with the given direction from which all points are visible."""
     azimuth, elevation = np.radians(SIDES[side])
     c, s = np.cos(azimuth), np.sin(azimuth)
     forward = np.array([c * heading[0] + s * heading[1], c * heading[1] - s * heading[0]])
@@ -157,8 +157,8 @@ def _viewpoint(places: Array, heading: Array, side: str, size: tuple[int, ...]) 
     right = np.array([forward[1], -forward[0], 0.0])
     R = np.stack((right, np.cross(look, right), look))
     focal = min(size) / 2 / np.tan(np.radians(FIELD_OF_VIEW_DEG) / 2)
-    view = places @ R.T
-    # A place is visible if |x - eye_x| <= slope (z - eye_z), likewise for y. The outermost places
+    view = points @ R.T
+    # A point is visible if |x - eye_x| <= slope (z - eye_z), likewise for y. The outermost points
     # bound the eye on both sides; of x and y, the one that needs the larger distance decides.
     slope = FILL * np.array(size) / 2 / focal
     ahead = view[:, 2:] * slope
@@ -221,12 +221,12 @@ def _paint_points(
     depth, rgb = depth[good].astype(np.float32), drawing.rgb[shown][good]
     height, width = canvas.shape[:2]
     z: Array = np.full(height * width, np.inf, np.float32)
-    for place, points in _squares(corner, side, width, height):
-        np.minimum.at(z, place, depth[points])
+    for pixel, points in _squares(corner, side, width, height):
+        np.minimum.at(z, pixel, depth[points])
     flat = canvas.reshape(-1, 3)
-    for place, points in _squares(corner, side, width, height):
-        nearest = depth[points] == z[place]
-        flat[place[nearest]] = rgb[points[nearest]]
+    for pixel, points in _squares(corner, side, width, height):
+        nearest = depth[points] == z[pixel]
+        flat[pixel[nearest]] = rgb[points[nearest]]
     shade = _shade(z.reshape(height, width))
     canvas[:] = (canvas * shade[..., None]).astype(np.uint8)
 

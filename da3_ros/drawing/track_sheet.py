@@ -53,7 +53,7 @@ def _cell(frame: FrameTracks, size: tuple[int, int]) -> Image:
     factor = min(size[0] / image.shape[1], size[1] / image.shape[0])
     shape = tuple(max(1, round(side * factor)) for side in (image.shape[1], image.shape[0]))
     picture = _dimmed(np.asarray(cv2.resize(image, shape, interpolation=cv2.INTER_AREA)))
-    _draw(picture, frame.trails)
+    _draw(picture, frame.track_history)
     strip = max(12, size[0] // 20)
     cell = np.full((size[1] + strip, size[0], 3), BACKGROUND, np.uint8)
     left = (size[0] - picture.shape[1]) // 2
@@ -67,14 +67,14 @@ def _dimmed(image: Image) -> Image:
     return np.asarray((DIMMED * (GREYED * grey + (1 - GREYED) * image)).astype(np.uint8))
 
 
-def _draw(picture: Image, trails: TrackHistory) -> None:
-    """Draws all trails on a picture; the largest errors last, so that they are seen."""
+def _draw(picture: Image, history: TrackHistory) -> None:
+    """Draws all tracks on a picture; the largest errors last, so that they are seen."""
     side = np.array(picture.shape[1::-1])
     thick = max(1, round(side.max() / 500))
     radius = max(1.5, side.max() / 240)
-    colors = track_colors(trails.error_px).tolist()
-    for m in np.argsort(np.nan_to_num(trails.error_px, nan=-1.0), kind="stable"):
-        seen = trails.position[m][np.isfinite(trails.position[m]).all(axis=1)]
+    colors = track_colors(history.error_px).tolist()
+    for m in np.argsort(np.nan_to_num(history.error_px, nan=-1.0), kind="stable"):
+        seen = history.position[m][np.isfinite(history.position[m]).all(axis=1)]
         # OpenCV's integers are centres of pixels.
         at = np.round((np.clip(seen, -1, 2) * side - 0.5) * 2**SHIFT).astype(np.int32)
         cv2.polylines(picture, [at], False, colors[m], thick, cv2.LINE_AA, SHIFT)
@@ -86,9 +86,9 @@ def _draw(picture: Image, trails: TrackHistory) -> None:
 
 def _caption(frame: FrameTracks) -> str:
     seconds, rest = divmod(frame.stamp_ns, 10**9)
-    rms = frame.trails.rms_px
+    rms = frame.track_history.rms_px
     error = "no points" if np.isnan(rms) else f"RMS {rms:.2f} px"
-    return f"{seconds}.{rest // 10**6:03d} s   {len(frame.trails)} tracks   {error}"
+    return f"{seconds}.{rest // 10**6:03d} s   {len(frame.track_history)} tracks   {error}"
 
 
 def _write(cell: Image, text: str, corner: tuple[int, int], height: int) -> None:

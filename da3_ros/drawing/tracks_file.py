@@ -43,7 +43,7 @@ class FrameTracks:
 
     stamp_ns: int
     jpeg: bytes  # the rectified image
-    trails: TrackHistory
+    track_history: TrackHistory
 
     def image(self) -> Image:
         """Returns the image, RGB [h, w, 3]. Raises ValueError if it is none."""
@@ -54,12 +54,13 @@ class FrameTracks:
         return np.asarray(cv2.cvtColor(bgr, cv2.COLOR_BGR2RGB), np.uint8)
 
 
-class TrackFilm:
+class TrackSampler:
     """Keeps an even choice of a stream's refined frames with their tracks."""
 
-    def __init__(self, trails: Callable[[int], TrackHistory]) -> None:
-        """trails: returns those of a frame by its id; called for frames that are kept only."""
-        self._trails = trails
+    def __init__(self, track_history: Callable[[int], TrackHistory]) -> None:
+        """track_history: returns those of a frame by its id; called for frames that are kept
+        only."""
+        self._track_history = track_history
         self._frames: UniformSampler[FrameTracks] = UniformSampler(MOST_FRAMES)
 
     def add(self, frame: TrackedFrame) -> None:
@@ -74,17 +75,19 @@ class TrackFilm:
             save_tracks(path, frames)
 
     def _taken(self, frame: TrackedFrame) -> FrameTracks:
-        return FrameTracks(frame.stamp_ns, jpeg(_small(frame.image)), self._trails(frame.id))
+        return FrameTracks(
+            frame.stamp_ns, jpeg(_small(frame.image)), self._track_history(frame.id)
+        )
 
 
 def save_tracks(path: Path, frames: Sequence[FrameTracks]) -> None:
     """Write at least one frame; the same frames give the same bytes. Raises OSError."""
     columns: dict[str, Any] = {
         "stamp_ns": [f.stamp_ns for f in frames],
-        "count": [len(f.trails) for f in frames],
+        "count": [len(f.track_history) for f in frames],
         "jpeg_bytes": [len(f.jpeg) for f in frames],
-        "position": np.concatenate([f.trails.position for f in frames]),
-        "error_px": np.concatenate([f.trails.error_px for f in frames]),
+        "position": np.concatenate([f.track_history.position for f in frames]),
+        "error_px": np.concatenate([f.track_history.error_px for f in frames]),
         "jpeg": np.frombuffer(b"".join(f.jpeg for f in frames), np.uint8),
     }
     arrays: dict[str, Any] = {k: np.asarray(columns[k], ARRAYS[k][0]) for k in ARRAYS}

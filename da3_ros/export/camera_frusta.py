@@ -20,16 +20,16 @@ def frusta(scene: Scene) -> Array:
         return np.zeros((0, 2, 3))
     size = FRUSTUM * scene_size(scene)
     segments = np.concatenate([frustum(pose, size) for pose in chosen])
-    return np.asarray(segments @ scene.T_map_world[:3, :3].T + scene.T_map_world[:3, 3])
+    return np.asarray(segments @ scene.T_ros_map[:3, :3].T + scene.T_ros_map[:3, 3])
 
 
 def frustum(pose: Pose, size: float) -> Array:
-    """Returns line segments [8, 2, 3] of a camera in world coordinates: four rays, and the rim."""
+    """Returns line segments [8, 2, 3] of a camera in the map: four rays, and the rim."""
     width, height = pose.size
     corners = np.array([[0, 0, 1], [width, 0, 1], [width, height, 1], [0, height, 1]], dtype=float)
     rim = size * corners @ np.linalg.inv(pose.K).T
-    rim = rim @ pose.T_world_camera[:3, :3].T + pose.T_world_camera[:3, 3]
-    apex = np.repeat(pose.T_world_camera[None, :3, 3], 4, axis=0)
+    rim = rim @ pose.T_map_camera[:3, :3].T + pose.T_map_camera[:3, 3]
+    apex = np.repeat(pose.T_map_camera[None, :3, 3], 4, axis=0)
     rays = np.stack((apex, rim), axis=1)
     return np.concatenate((rays, np.stack((rim, np.roll(rim, -1, axis=0)), axis=1)))
 
@@ -46,16 +46,16 @@ def scene_size(scene: Scene) -> float:
 def path_points(scene: Scene) -> Array:
     """Returns the centres [N, 3] of the leading camera in the map frame."""
     centres = scene.poses.leading().rows["T"][:, :, 3]
-    return np.asarray(centres @ scene.T_map_world[:3, :3].T + scene.T_map_world[:3, 3])
+    return np.asarray(centres @ scene.T_ros_map[:3, :3].T + scene.T_ros_map[:3, 3])
 
 
 def path_segments(scene: Scene) -> Array:
     """Returns lines [N, 2, 3] between neighbours on the path, in the map frame; none between
-    segments, where the motion was not seen, and so none between parts and sessions."""
+    segments, where the motion was not seen, and so none between components and sessions."""
     leading, centres = scene.poses.leading(), path_points(scene)
-    segment = np.array([scene.segment_of.get(int(id), 0) for id in leading.rows["submap"]], int)
+    chain = np.array([scene.chain_of.get(int(id), 0) for id in leading.rows["submap"]], int)
     lines = np.stack((centres[:-1], centres[1:]), axis=1)
-    return np.asarray(lines[segment[:-1] == segment[1:]])
+    return np.asarray(lines[chain[:-1] == chain[1:]])
 
 
 def chosen_frusta(poses: Poses) -> list[Pose]:

@@ -39,7 +39,7 @@ class ModelImage:
 
     name: str  # of its file below ``images``
     camera: str
-    T_map_camera: Array  # [4, 4]
+    T_ros_camera: Array  # [4, 4]
     K: Array  # [3, 3] corner rule
     size: tuple[int, int]  # (width, height)
     features: NDArray[np.float32] = field(default_factory=lambda: NO_PIXELS)  # [M, 2] pixels
@@ -58,8 +58,8 @@ def write_colmap(scene: Scene, points: Points, folder: Path, progress: Progress)
     images, chosen = [], shown or poses
     names = flat_names(image_name(pose.camera, pose.stamp_ns) for pose in chosen)
     for pose, name in zip(chosen, (f"{name}.{suffix}" for name in names), strict=True):
-        T_map_camera = scene.T_map_world @ pose.T_world_camera
-        images.append(ModelImage(name, pose.camera, T_map_camera, pose.K, pose.size))
+        T_ros_camera = scene.T_ros_map @ pose.T_map_camera
+        images.append(ModelImage(name, pose.camera, T_ros_camera, pose.K, pose.size))
         if shown:
             write_image(folder, name, jpeg_bytes(scene.images[pose.camera, pose.stamp_ns]))
     write_model(images, NO_POINTS, scene, points, folder, progress)
@@ -81,9 +81,9 @@ def write_model(
     _write_images(model / "images.txt", images, cameras)
     with (model / "points3D.txt").open("w") as text:
         text.write("# POINT3D_ID X Y Z R G B ERROR TRACK[] (IMAGE_ID POINT2D_IDX)\n")
-        if scene.guessed:
-            parts, guessed = len(scene.parts), scene.guessed
-            text.write(f"# parts {parts}, of which {guessed} at guessed places\n")
+        if scene.unconnected:
+            components, unconnected = len(scene.components), scene.unconnected
+            text.write(f"# components {components}, of which {unconnected} unconnected\n")
         text.writelines(_track_rows(images, tracked))
         first = 1 + len(tracked)
         for chunk in points.chunks(progress):
@@ -165,9 +165,9 @@ def _write_images(path: Path, images: Sequence[ModelImage], cameras: Sequence[in
     with path.open("w") as text:
         text.write(IMAGES_HEADER)
         for number, (image, camera) in enumerate(zip(images, cameras, strict=True), start=1):
-            T_camera_map = invert_pose(image.T_map_camera)
-            x, y, z, w = quaternion_from_matrix(T_camera_map[:3, :3])
-            values = " ".join(f"{v:.9f}" for v in (w, x, y, z, *T_camera_map[:3, 3]))
+            T_camera_ros = invert_pose(image.T_ros_camera)
+            x, y, z, w = quaternion_from_matrix(T_camera_ros[:3, :3])
+            values = " ".join(f"{v:.9f}" for v in (w, x, y, z, *T_camera_ros[:3, 3]))
             text.write(f"{number} {values} {camera} {image.name}\n")
             ids = np.where(image.point < 0, -1, image.point + 1).tolist()
             seen = (

@@ -65,13 +65,13 @@ def write_keyframes(
         rows.append(_observations(one, found, index))
         data = jpeg(found.image) if selection.centred else one.image_data()
         write_image(folder, images[-1].name, data)
-        inverse = 1 / (found.depth * np.float32(one.place.scale))
+        inverse = 1 / (found.depth * np.float32(one.T_map_submap.scale))
         _write_depth(folder / "depths" / f"{name}.png", inverse, scale)
         known = bool(np.isfinite(inverse).any())
         parameters[name] = {"scale": scale if known else 0.0, "offset": 0.0}
     progress("triangulating tracks", 0.0)
     cameras = Cameras(
-        np.array([invert_pose(image.T_map_camera) for image in images]),
+        np.array([invert_pose(image.T_ros_camera) for image in images]),
         np.array([image.K for image in images]),
     )
     tracked, of_rows = triangulated(np.concatenate(rows), cameras)
@@ -89,7 +89,7 @@ def _model_image(one: Readable, found: Keyframe, name: str) -> ModelImage:
     pose, size = found.pose, found.image.shape[1::-1]
     features = found.tracks.pixels
     return ModelImage(
-        f"{name}.jpg", pose.camera, one.T_map_camera, resize_K(pose.K, pose.size, size), size,
+        f"{name}.jpg", pose.camera, one.T_ros_camera, resize_K(pose.K, pose.size, size), size,
         features, np.full(len(features), -1),
     )  # fmt: skip
 
@@ -99,7 +99,7 @@ def _observations(one: Readable, found: Keyframe, index: int) -> Rows:
     tracks, out = found.tracks, np.zeros(len(found.tracks.ids), OBSERVATION)
     out["track"], out["image"], out["pixel"] = tracks.ids, index, tracks.pixels
     out["rgb"] = _at(found.image, found)
-    out["depth"] = _at(found.depth, found) * np.float32(one.place.scale)
+    out["depth"] = _at(found.depth, found) * np.float32(one.T_map_submap.scale)
     return out
 
 
@@ -128,7 +128,7 @@ def _depth_scale(keyframes: Sequence[Readable]) -> float:
     ranges = {one: one.stored.inverse_depths(one.key) for one in keyframes}
     # Without depth a keyframe has this range.
     known = [one for one, found in ranges.items() if found != (1.0, 1.0)] or keyframes
-    nearest = [ranges[one][1] / one.place.scale for one in known]
+    nearest = [ranges[one][1] / one.T_map_submap.scale for one in known]
     largest = min(max(nearest), NEARER * float(np.median(nearest)))
     return largest * CODES / (CODES - 1)
 

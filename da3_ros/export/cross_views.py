@@ -1,6 +1,6 @@
 """Depth of stored keyframes that other keyframes look through, or have seen better.
 
-Each keyframe is judged by those near it that see the same place, as the live map is
+Each keyframe is judged by those near it that see the same location, as the live map is
 (``mapping/free_space``), but with all that came before and after.
 """
 
@@ -56,12 +56,13 @@ class _CrossViewVoter:
 
 
 class CrossViews:
-    """Keyframes of one part of a scene, in the order of time, that judge each other's depth."""
+    """Keyframes of one component of a scene, in the order of time, that judge each other's
+    depth."""
 
     def __init__(self, keyframes: Sequence[Readable]) -> None:
         self._keyframes = keyframes
         self._index = {one.key: index for index, one in enumerate(keyframes)}
-        self._T = np.array([one.T_map_camera for one in keyframes]).reshape(-1, 4, 4)
+        self._T = np.array([one.T_ros_camera for one in keyframes]).reshape(-1, 4, 4)
         self._tree = cKDTree(self._T[:, :3, 3])
         self._found: OrderedDict[int, tuple[NDArray[np.uint8], float]] = OrderedDict()
         self._views: OrderedDict[int, _CrossViewVoter] = OrderedDict()
@@ -106,13 +107,14 @@ class CrossViews:
         return np.packbits(gone), float(np.median(known)) if known else math.nan
 
     def _voters(self, index: int, points: Array) -> list[int]:
-        """Returns the keyframes that see the same place, in the order of time; an even choice."""
+        """Returns the keyframes that see the same location, in the order of time; an even
+        choice."""
         if not len(points):
             return []
         count, at = min(NEAREST + 1, len(self._keyframes)), self._T[index, :3, 3]
         _, near = self._tree.query(at, count)
         around = self._tree.query_ball_point(at, RADIUS * float(np.median(points[:, 2])))
-        # The nearest ones alone may all have seen a mover that stood for some time.
+        # The nearest ones alone may all have seen a person who stood for some time.
         candidates = {*np.atleast_1d(near).tolist(), *_even(sorted(around), AROUND)}
         sample = points[:: max(1, len(points) // 200)]
         seen = [j for j in sorted(candidates - {index})

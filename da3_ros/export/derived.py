@@ -17,8 +17,8 @@ from da3_ros.export.selection import Progress, silent
 from da3_ros.export.stored_depth import (
     DepthFilters,
     Readable,
-    by_part,
-    places_of,
+    by_component,
+    submap_poses_of,
 )
 from da3_ros.geometry.projection import backproject, resize_K
 from da3_ros.keyframe_store.store import StoredScene
@@ -51,21 +51,22 @@ def derived_scene(
     of_submap: defaultdict[int, list[Readable]] = defaultdict(list)
     for one in readable:
         of_submap[stored.frames[one.key].submap].append(one)
-    judges = {part: CrossViews(ones) for part, ones in by_part(readable).items()}
+    judges = {component: CrossViews(ones) for component, ones in by_component(readable).items()}
     clouds, done = [], 0
     for id, keyframes in of_submap.items():
-        place = keyframes[0].place
-        voxels = VoxelMap(filters.voxel / place.scale)
+        T_map_submap = keyframes[0].T_map_submap
+        voxels = VoxelMap(filters.voxel / T_map_submap.scale)
         for one in keyframes:
             progress("deriving points", done / len(stored.images))
             done += 1
-            _insert(voxels, one, judges[one.part])
-        clouds.append(SubmapCloud(compact(voxels.cloud()), place, stored.places[id].part))
-    part_of = {p.id: p.part for p in stored.places.values()}
+            _insert(voxels, one, judges[one.component])
+        cloud = compact(voxels.cloud())
+        clouds.append(SubmapCloud(cloud, T_map_submap, stored.submaps[id].component))
+    component_of = {p.id: p.component for p in stored.submaps.values()}
     return Scene(
-        tuple(clouds), poses_of(stored).moved(places_of(stored)), stored.map.T_map_world,
-        KeyframeImages(stored, readable), part_of,
-        {p.id: p.segment for p in stored.places.values()},
+        tuple(clouds), poses_of(stored).moved(submap_poses_of(stored)), stored.map.T_ros_map,
+        KeyframeImages(stored, readable), component_of,
+        {p.id: p.chain for p in stored.submaps.values()},
     )  # fmt: skip
 
 
@@ -109,7 +110,7 @@ def _insert(voxels: VoxelMap, one: Readable, judges: CrossViews) -> None:
     """Adds the points of a keyframe that pass, in its submap's frame."""
     keyframe = one.load()
     pose = keyframe.pose
-    depth = judges.judge(one, keyframe).depth / np.float32(one.place.scale)
+    depth = judges.judge(one, keyframe).depth / np.float32(one.T_map_submap.scale)
     known = np.isfinite(depth)
     image = np.asarray(
         cv2.resize(keyframe.image, pose.size, interpolation=cv2.INTER_AREA), np.uint8

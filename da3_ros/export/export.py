@@ -33,13 +33,14 @@ class Exported:
     path: Path
     points: int
     bytes: int  # of the file, or of all files in the folder
-    parts: int = 1  # number of parts of the scene
-    guessed: int = 0  # number of parts with a guessed place in the map
+    components: int = 1  # number of components of the scene
+    unconnected: int = 0  # number of components whose pose in the map is unknown
 
     @property
     def text(self) -> str:
         """The result in one line."""
-        return f"{self.points} points in {self.path}{parts_note(self.parts, self.guessed)}"
+        note = components_note(self.components, self.unconnected)
+        return f"{self.points} points in {self.path}{note}"
 
 
 def export_scene(
@@ -59,27 +60,27 @@ def export_scene(
     row = scene_format(path, form)
     if _is_empty(scene):
         raise ExportError("the scene is empty: nothing was processed yet")
-    scene = scene if selection.guessed else scene.of_part(REFERENCE)
+    scene = scene if selection.unconnected else scene.of_component(REFERENCE)
     if _is_empty(scene):
         raise ExportError(
-            "all parts of the scene are at guessed places: export those too (without "
+            "all components of the scene are unconnected: export those too (without "
             "--known-only, or with map.export_guessed: true)"
         )
     with (
         row.place(path) as temporary,
         selected(scene, selection, temporary.parent, progress) as points,
     ):
-        shown = [one for one in keyframes if one.part in scene.parts]
+        shown = [one for one in keyframes if one.component in scene.components]
         count = row.write_selected(scene, points, temporary, progress, selection, shown)
-    return Exported(path, count, size_of(path), len(scene.parts), scene.guessed)
+    return Exported(path, count, size_of(path), len(scene.components), scene.unconnected)
 
 
 def _is_empty(scene: Scene) -> bool:
     return not len(scene) and not len(scene.poses)
 
 
-def parts_note(parts: int, guessed: int) -> str:
-    """Returns a note on guessed parts of a scene; empty if there are none."""
-    if not guessed:
+def components_note(components: int, unconnected: int) -> str:
+    """Returns a note on unconnected components of a scene; empty if there are none."""
+    if not unconnected:
         return ""
-    return f"; {parts} part{'s' * (parts > 1)}, {guessed} at a guessed place"
+    return f"; {components} component{'s' * (components > 1)}, {unconnected} unconnected"

@@ -38,8 +38,8 @@ def write_glb(scene: Scene, points: Points, path: Path, progress: Progress) -> N
         model.points(points)
     model.lines("cameras", frusta(scene), CAMERA_RGB)
     model.lines("path", path_segments(scene), PATH_RGB)
-    if scene.guessed:
-        counts = {"parts": len(scene.parts), "parts_guessed": scene.guessed}
+    if scene.unconnected:
+        counts = {"parts": len(scene.components), "parts_guessed": scene.unconnected}
         model.extras = {"extras": counts}
     if not model.meshes:
         raise ExportError("the selection of the scene is empty")

@@ -12,7 +12,7 @@ from da3_ros.export.atomic_files import atomic_folder, files_in, size_of
 from da3_ros.export.cross_views import CrossViews
 from da3_ros.export.derived import file_names
 from da3_ros.export.selection import Progress, silent
-from da3_ros.export.stored_depth import DepthFilters, by_part, readable_keyframes
+from da3_ros.export.stored_depth import DepthFilters, by_component, readable_keyframes
 from da3_ros.keyframe_store.store import StoredScene
 
 SUFFIX, MARKER = ".npz", "da3_ros.txt"
@@ -56,21 +56,21 @@ def write_npz_frames(
     out, with a warning. Raises ExportError.
     """
     readable = readable_keyframes(stored, filters or DepthFilters())
-    judges = {part: CrossViews(ones) for part, ones in by_part(readable).items()}
+    judges = {component: CrossViews(ones) for component, ones in by_component(readable).items()}
     (folder / MARKER).write_text("Keyframes of da3_ros, docs/keyframes.md\n")
     for done, (one, name) in enumerate(zip(readable, file_names(readable), strict=True)):
         progress("writing keyframes", done / len(readable))
         keyframe = one.load()
         pose = keyframe.pose
         if filters is None:
-            depth = keyframe.depth * np.float32(one.place.scale)
+            depth = keyframe.depth * np.float32(one.T_map_submap.scale)
         else:
-            depth = judges[one.part].judge(one, keyframe).depth
+            depth = judges[one.component].judge(one, keyframe).depth
         file = folder / f"{name}{SUFFIX}"
         file.parent.mkdir(parents=True, exist_ok=True)
         np.savez_compressed(
             file, depth=depth, confidence=keyframe.confidence, image=keyframe.image, K=pose.K,
-            T_map_camera=one.T_map_camera, stamp_ns=pose.stamp_ns, camera=pose.camera,
+            T_map_camera=one.T_ros_camera, stamp_ns=pose.stamp_ns, camera=pose.camera,
             metric=stored.map.metric,
         )  # fmt: skip
     return len(readable)

@@ -69,10 +69,10 @@ class OldScene:
 
     def submaps(self) -> list[dict[str, Any]]:
         """Returns the entries of submaps: numbers, and which images and points they have."""
-        # Scenes from before parts were saved: each segment has a guessed place.
+        # Scenes from before parts were saved: each segment is one that nothing connects.
         return [
-            {**entry, "part": entry.get("part", entry["segment"]),
-             "origin": entry.get("origin", "")}
+            {**entry, "chain": entry["segment"],
+             "component": entry.get("part", entry["segment"]), "origin": entry.get("origin", "")}
             for entry in self.about["submaps"]
         ]  # fmt: skip
 
@@ -113,8 +113,8 @@ class OldScene:
             check(len(data) == size, f"the size of {name}")
             yield (camera, stamp_ns), data
 
-    def recognition(self, places: Mapping[int, Similarity]) -> Recognition | None:
-        """Returns what recognises the scene, with submaps at these places; None: nothing does.
+    def recognition(self, poses: Mapping[int, Similarity]) -> Recognition | None:
+        """Returns what recognises the scene, with submaps at these poses; None: nothing does.
 
         Raises OSError, ValueError for damage.
         """
@@ -129,7 +129,7 @@ class OldScene:
             nodes, edges = (journal.data(records[kinds.index(k)]) for k in ("nodes", "edges"))
             keyframes = [r for r, kind in zip(records, kinds, strict=True) if kind == "keyframe"]
             graph = SavedGraph(str(about["model"]), nodes, edges)
-            return RecognitionFile(journal).recognition(graph, keyframes, places)
+            return RecognitionFile(journal).recognition(graph, keyframes, poses)
 
 
 def _described(folder: Path) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def _described(folder: Path) -> dict[str, Any]:
             f"version {VERSION}: export it with the da3_ros version that wrote it "
             f"({described.get('written_by')})"
         )
-    return described
+    return {**described, "chain": described["segment"], "T_ros_map": described["T_map_world"]}
 
 
 def _json(folder: Path) -> Any:

@@ -20,8 +20,10 @@ PLY_ROW = np.dtype([(name, POINT[name]) for name in ("xyz", "rgb", "confidence")
 def write_ply(scene: Scene, points: Points, path: Path, progress: Progress) -> None:
     """Writes the points in the map frame, binary little endian."""
     header = ["ply", "format binary_little_endian 1.0", "comment frame map, x forward, z up"]
-    if scene.guessed:
-        header += [f"comment parts {len(scene.parts)}, of which {scene.guessed} at guessed places"]
+    if scene.unconnected:
+        header += [
+            f"comment components {len(scene.components)}, of which {scene.unconnected} unconnected"
+        ]
     header += [f"element vertex {len(points)}"]
     header += [f"property {name}" for name in PLY_FIELDS.split(",")]
     with path.open("wb") as file:

@@ -1,4 +1,4 @@
-"""The records of a saved scene that recognise its places: graph of submaps, and keyframes.
+"""The records of a saved scene that recognise its locations: graph of submaps, and keyframes.
 
 ``docs/scene_file.md`` describes them. A damaged record of a keyframe costs that keyframe.
 Keyframes are described in memory; their images and samples are read when they are needed.
@@ -32,14 +32,14 @@ from da3_ros.types import Array, View
 
 log = logging.getLogger(__name__)
 
-PLACE = [("scale", "<f8"), ("R", "<f8", (3, 3)), ("t", "<f8", (3,))]
-NODE = np.dtype([("first", "<i4"), ("last", "<i4"), ("guessed", "?"), *PLACE])
+POSE = [("scale", "<f8"), ("R", "<f8", (3, 3)), ("t", "<f8", (3,))]
+NODE = np.dtype([("first", "<i4"), ("last", "<i4"), ("guessed", "?"), *POSE])
 EDGE = np.dtype(
-    [("first", "<i4"), ("second", "<i4"), ("loop", "?"), ("sigma", "<f8", (3,)), *PLACE]
+    [("first", "<i4"), ("second", "<i4"), ("loop", "?"), ("sigma", "<f8", (3,)), *POSE]
 )
 KEYFRAME = np.dtype(
     [("stamp_ns", "<i8"), ("submap", "<i4"), ("size", "<i4", (2,)), ("K", "<f8", (3, 3)),
-     ("T", "<f8", (3, 4)), ("own", "<f8", (3,)), ("depth", "<f8"), *PLACE]
+     ("T", "<f8", (3, 4)), ("variance", "<f8", (3,)), ("depth", "<f8"), *POSE]
 )  # fmt: skip
 SAMPLE = np.dtype([("pixel", "<i4"), ("depth", "<f4"), ("confidence", "<f4")])
 MAX_SIDE = 1 << 13
@@ -63,7 +63,7 @@ class RecognitionFile:
         self._journal = journal  # stays open while a keyframe needs it
         self._records: list[Record] = []
         self._sizes: list[tuple[int, int]] = []
-        self._places: dict[bytes, Similarity] = {}  # of keyframes; most have one with others
+        self._poses: dict[bytes, Similarity] = {}  # of keyframes; most have one with others
 
     def recognition(
         self, graph: SavedGraph, keyframes: Iterable[Record], submaps: Mapping[int, Similarity]
@@ -73,7 +73,7 @@ class RecognitionFile:
         Raises OSError, LookupError, TypeError, ValueError.
         """
         rows = np.frombuffer(graph.nodes, NODE)
-        nodes, saved = [_node(row) for row in rows], [_place(row) for row in rows]
+        nodes, saved = [_node(row) for row in rows], [_pose(row) for row in rows]
         firsts = [n.first for n in nodes]
         check(firsts == sorted(set(firsts)), "the order of nodes")
         check(all(a.last < b.first for a, b in itertools.pairwise(nodes)), "nodes")
@@ -126,11 +126,11 @@ class RecognitionFile:
         record = self._records[index]
         return self._journal.data(record)[int(record.description["head"]) :]
 
-    def _place(self, row: NDArray[np.void]) -> Similarity:
+    def _pose(self, row: NDArray[np.void]) -> Similarity:
         key = b"".join(row[name].tobytes() for name in ("scale", "R", "t"))
-        if key not in self._places:
-            self._places[key] = _place(row)
-        return self._places[key]
+        if key not in self._poses:
+            self._poses[key] = _pose(row)
+        return self._poses[key]
 
     def _keyframe(self, record: Record) -> ViewRow | None:
         """Returns a keyframe without its arrays, placed in the map as if that were its submap;
@@ -152,8 +152,11 @@ class RecognitionFile:
         check(isinstance(camera, str) and CAMERA.fullmatch(camera) is not None, "a camera")
         T = np.eye(4)
         T[:3] = row["T"]
-        check(is_near(T, row["K"], row["own"], row["depth"]) and is_rotation(T[:3, :3]), "a pose")
-        check(bool(row["depth"] > 0 and (row["own"] >= 0).all()), "depth or variance")
+        check(
+            is_near(T, row["K"], row["variance"], row["depth"]) and is_rotation(T[:3, :3]),
+            "a pose",
+        )
+        check(bool(row["depth"] > 0 and (row["variance"] >= 0).all()), "depth or variance")
         index = len(self._records)
         self._records.append(record)
         self._sizes.append((width, height))
@@ -163,8 +166,8 @@ class RecognitionFile:
         none = np.zeros(0)
         return ViewRow(
             view, row["K"], T, none.astype(np.int64), none, none, int(row["submap"]),
-            descriptor=descriptor, variance_in_submap=row["own"],
-            typical_depth=float(row["depth"]), T_submap_ref=self._place(row), file=self,
+            descriptor=descriptor, variance_in_submap=row["variance"],
+            typical_depth=float(row["depth"]), T_submap_saved=self._pose(row), file=self,
             index=index,
         )  # fmt: skip
 
@@ -174,7 +177,7 @@ def append_recognition(
 ) -> int:
     """Appends what recognises a scene; returns the offset of the record with its graph, the last
     one. Raises OSError."""
-    poses, places = saved.T_map_submap, []
+    poses, starts = saved.T_map_submap, []
     for number, keyframe in enumerate(saved.keyframes):
         progress("saving", number / len(saved.keyframes))
         head = _head(keyframe, poses[keyframe.submap])
@@ -187,11 +190,11 @@ def append_recognition(
             "kind": "loop keyframe", "camera": keyframe.view.camera,
             "head": len(head), "samples": samples, "mask": mask,
         }  # fmt: skip
-        places.append(journal.append(described, head + data))
+        starts.append(journal.append(described, head + data))
     nodes = [(n.first, n.last, n.guessed, *_row(poses[n.first])) for n in saved.nodes]
     edges = [(e.first, e.second, e.loop, e.sigma, *_row(e.measured)) for e in saved.edges]
-    rows = [np.array(nodes, NODE), np.array(edges, EDGE), np.array(places, "<i8")]
-    sizes = {"nodes": len(nodes), "edges": len(edges), "keyframes": len(places)}
+    rows = [np.array(nodes, NODE), np.array(edges, EDGE), np.array(starts, "<i8")]
+    sizes = {"nodes": len(nodes), "edges": len(edges), "keyframes": len(starts)}
     described = {"kind": "recognition", "model": saved.model, **sizes}
     return journal.append(described, b"".join(row.tobytes() for row in rows))
 
@@ -245,7 +248,7 @@ def _head(keyframe: ViewRow, T_map_submap: Similarity) -> bytes:
     the map."""
     a, own = keyframe, keyframe.variance_in_submap * [1, 1, T_map_submap.scale**2]
     height, width = a.view.image.shape[:2]
-    T = keyframe.T_submap_ref
+    T = keyframe.T_submap_saved
     row = (
         a.view.stamp_ns, keyframe.submap, (width, height), a.K, a.T_submap_camera[:3], own,
         keyframe.depth_factor * keyframe.typical_depth,
@@ -293,23 +296,23 @@ def _moved(edge: Edge, to_own: Mapping[int, Similarity]) -> Edge:
 
 def _in_submap(saved: ViewRow, T_map_submap: Similarity) -> ViewRow:
     """Returns a keyframe that is placed in the map, in the frame of its submap."""
-    assert saved.T_submap_ref is not None
+    assert saved.T_submap_saved is not None
     return replace(
         saved,
-        T_submap_ref=T_map_submap.inverse() @ saved.T_submap_ref,
+        T_submap_saved=T_map_submap.inverse() @ saved.T_submap_saved,
         variance_in_submap=saved.variance_in_submap / [1, 1, T_map_submap.scale**2],
     )
 
 
-def _row(place: Similarity) -> tuple[float, Array, Array]:
-    return place.scale, place.R, place.t
+def _row(pose: Similarity) -> tuple[float, Array, Array]:
+    return pose.scale, pose.R, pose.t
 
 
-def _place(row: NDArray[np.void]) -> Similarity:
-    place = Similarity(float(row["scale"]), row["R"], row["t"])
-    good = 1 / MAX_NUMBER < place.scale < MAX_NUMBER and is_near(place.R, place.t)
-    check(good and is_rotation(place.R), "a place")
-    return place
+def _pose(row: NDArray[np.void]) -> Similarity:
+    pose = Similarity(float(row["scale"]), row["R"], row["t"])
+    good = 1 / MAX_NUMBER < pose.scale < MAX_NUMBER and is_near(pose.R, pose.t)
+    check(good and is_rotation(pose.R), "a pose")
+    return pose
 
 
 def _node(row: NDArray[np.void]) -> Node:
@@ -321,4 +324,4 @@ def _edge(row: NDArray[np.void], firsts: set[int]) -> Edge:
     first, second = int(row["first"]), int(row["second"])
     check(first != second and {first, second} <= firsts, "an edge")
     check(is_near(row["sigma"]) and bool((row["sigma"] > 0).all()), "an edge's sigma")
-    return Edge(first, second, _place(row), row["sigma"], bool(row["loop"]))
+    return Edge(first, second, _pose(row), row["sigma"], bool(row["loop"]))

@@ -1,9 +1,9 @@
 """The records of a saved scene in its journal: written as they are read.
 
-Points, images, the path and what recognises places come first, then the ``contents``: numbers of
-the scene, its submaps, and where their records begin. A scene is saved when its contents are. The
-last record says where they begin, so that what is stored of a run need not be read. Numbers are
-checked by ``scene_file``. ``docs/scene_file.md`` has the format.
+Points, images, the path and what recognises locations come first, then the ``contents``: numbers
+of the scene, its submaps, and where their records begin. A scene is saved when its contents are.
+The last record says where they begin, so that what is stored of a run need not be read. Numbers
+are checked by ``scene_file``. ``docs/scene_file.md`` has the format.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from da3_ros.mapping.trajectory import SAVED
 from da3_ros.mapping.voxel_map import PointCloud
 
 SUBMAP = np.dtype(  # rows of the contents
-    [("id", "<i4"), ("segment", "<i4"), ("part", "<i4"), ("origin", "<i4"), ("keyframes", "<i4"),
+    [("id", "<i4"), ("chain", "<i4"), ("component", "<i4"), ("origin", "<i4"),
+     ("keyframes", "<i4"),
      ("scale", "<f8"), ("R", "<f8", (3, 3)), ("t", "<f8", (3,)), ("points", "<i8"),
      ("images", "<i8")]
 )  # fmt: skip
@@ -56,18 +57,18 @@ def append_saved(
     rows = np.zeros(len(saved.submaps), SUBMAP)
     for index, submap in enumerate(map(filled, saved.submaps)):
         progress("saving", index / len(saved.submaps))
-        place = submap.T_map_submap
+        pose = submap.T_map_submap
         origin = origins.index(submap.origin) if submap.origin else NONE
         rows[index] = (
-            submap.id, submap.segment, submap.part, origin, submap.keyframes, place.scale, place.R,
-            place.t, _append_points(journal, submap), _append_images(journal, submap),
+            submap.id, submap.chain, submap.component, origin, submap.keyframes, pose.scale,
+            pose.R, pose.t, _append_points(journal, submap), _append_images(journal, submap),
         )  # fmt: skip
     path, recognition = _append_path(journal, saved), NONE
     if saved.recognition is not None and saved.recognition.keyframes:
         recognition = append_recognition(saved.recognition, journal, progress)
     contents = {
         "kind": "contents", "written_by": __version__, "metric": saved.metric, "unit": saved.unit,
-        "segment": saved.segment, "T_map_world": saved.T_map_world.ravel().tolist(),
+        "chain": saved.chain, "T_ros_map": saved.T_ros_map.ravel().tolist(),
         "origins": origins, "path": path, "recognition": recognition,
     }  # fmt: skip
     journal.sync()  # else a power failure could leave contents without what they name
@@ -150,9 +151,9 @@ class SavedRecords:
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """Numbers of the scene: ``metric``, ``unit``, ``segment``, ``T_map_world``."""
+        """Numbers of the scene: ``metric``, ``unit``, ``chain``, ``T_ros_map``."""
         about = self._contents.description
-        return {**about, "T_map_world": np.reshape(about["T_map_world"], (4, 4))}
+        return {**about, "T_ros_map": np.reshape(about["T_ros_map"], (4, 4))}
 
     def submaps(self) -> list[dict[str, Any]]:
         """Returns the entries of submaps: numbers, and where their records are."""
@@ -204,13 +205,13 @@ class SavedRecords:
             yield (camera, stamp), data[at : at + size]
             at += size
 
-    def recognition(self, places: Mapping[int, Similarity]) -> Recognition | None:
-        """Returns what recognises the scene, with submaps at these places; None: nothing does.
+    def recognition(self, poses: Mapping[int, Similarity]) -> Recognition | None:
+        """Returns what recognises the scene, with submaps at these poses; None: nothing does.
 
         Raises OSError, ValueError for damage.
         """
         start = self._contents.description["recognition"]
-        return None if start == NONE else load_recognition(self._journal, start, places)
+        return None if start == NONE else load_recognition(self._journal, start, poses)
 
     @property
     def _contents(self) -> Record:

@@ -96,7 +96,7 @@ class _Pieces(Protocol):
     def cloud(self, entry: Mapping[str, Any]) -> PointCloud | None: ...
     def shots(self, entry: Mapping[str, Any]) -> list[tuple[str, int, int]]: ...
     def images(self, entry: Mapping[str, Any]) -> Iterator[tuple[Shot, bytes]]: ...
-    def recognition(self, places: Mapping[int, Similarity]) -> Recognition | None: ...
+    def recognition(self, poses: Mapping[int, Similarity]) -> Recognition | None: ...
 
 
 class SceneFile:
@@ -175,22 +175,24 @@ class SceneFile:
 
     def _snapshot(self, submaps: tuple[Submap, ...]) -> Snapshot:
         about = self._pieces.about
-        T = np.array(about["T_map_world"], np.float64)
-        check(T.shape == (4, 4) and _are_poses(T[None, :3]), "T_map_world")
-        check(bool((T[3] == (0, 0, 0, 1)).all()), "the last row of T_map_world")
+        T = np.array(about["T_ros_map"], np.float64)
+        check(T.shape == (4, 4) and _are_poses(T[None, :3]), "T_ros_map")
+        check(bool((T[3] == (0, 0, 0, 1)).all()), "the last row of T_ros_map")
         unit, metric = float(about["unit"]), about["metric"]
         check(_is_scale(unit) and isinstance(metric, bool), "unit")
         poses = _poses(*self._pieces.path(), [s.id for s in submaps])
-        segment = _integer(about, "segment")
+        chain = _integer(about, "chain")
         recognition = self._recognition({s.id: s.T_map_submap for s in submaps})
-        return Snapshot(submaps, poses, segment, metric, T, unit, recognition)
+        return Snapshot(submaps, poses, chain, metric, T, unit, recognition)
 
-    def _recognition(self, places: Mapping[int, Similarity]) -> Recognition | None:
+    def _recognition(self, poses: Mapping[int, Similarity]) -> Recognition | None:
         """Returns what recognises the scene; None, with a warning, if that is damaged."""
         try:
-            return self._pieces.recognition(places)
+            return self._pieces.recognition(poses)
         except (OSError, ValueError) as error:
-            log.warning("the places of the scene in %s cannot be recognised: %s", self.path, error)
+            log.warning(
+                "the locations of the scene in %s cannot be recognised: %s", self.path, error
+            )
             return None
 
     def _filled(self, entry: Mapping[str, Any]) -> Submap:
@@ -225,14 +227,14 @@ def _as_scene_error(path: Path) -> Iterator[None]:
 
 def _submap(entry: Mapping[str, Any]) -> Submap:
     """Returns a submap without points and images."""
-    place = Similarity(
+    pose = Similarity(
         float(entry["scale"]), np.array(entry["R"], np.float64), np.array(entry["t"], np.float64)
     )
-    good = _is_scale(place.scale) and place.R.shape == (3, 3) and place.t.shape == (3,)
-    good = good and _are_poses(np.column_stack((place.R, place.t))[None])
-    check(good, "a submap's place")
-    submap = Submap(_integer(entry, "id"), _integer(entry, "segment"), place)
-    submap.keyframes, submap.part = _integer(entry, "keyframes"), _integer(entry, "part")
+    good = _is_scale(pose.scale) and pose.R.shape == (3, 3) and pose.t.shape == (3,)
+    good = good and _are_poses(np.column_stack((pose.R, pose.t))[None])
+    check(good, "a submap's pose")
+    submap = Submap(_integer(entry, "id"), _integer(entry, "chain"), pose)
+    submap.keyframes, submap.component = _integer(entry, "keyframes"), _integer(entry, "component")
     origin = entry["origin"]
     check(isinstance(origin, str) and len(origin) <= MAX_NAME and origin.isprintable(), "origin")
     submap.origin = origin

@@ -57,7 +57,7 @@ class Selection:
     crop: tuple[float, ...] = (0.0,) * 6  # min x y z, max x y z in the map frame; zeros: none
     cameras: bool = True
     centred: bool = False  # images of a COLMAP model, around their principal point
-    guessed: bool = True  # also parts with guessed places
+    unconnected: bool = True  # also unconnected components
     sh_degree: int = 2  # of the colours of Gaussians, 0 or 2
 
     def check(self) -> None:
@@ -120,12 +120,12 @@ def selected(
 def _chosen(
     scene: Scene, selection: Selection, folder: Path, progress: Progress
 ) -> Iterator[PointCloud]:
-    # Part by part: points of two parts must not be averaged, because their places are guessed.
-    for part in scene.parts:
-        of_part = scene.of_part(part)
-        clouds = _within(of_part, selection, progress)
+    # One by one: points of two components must not be averaged, as nothing relates their poses.
+    for component in scene.components:
+        of_component = scene.of_component(component)
+        clouds = _within(of_component, selection, progress)
         if selection.voxel > 0:
-            clouds = _averaged(clouds, len(of_part), selection.voxel, folder, progress)
+            clouds = _averaged(clouds, len(of_component), selection.voxel, folder, progress)
         for cloud in clouds:
             if selection.min_observations > 1:
                 cloud = cloud.take(cloud.count >= selection.min_observations)

@@ -1,4 +1,4 @@
-"""Depth of stored keyframes, filtered as an export asks for, and the places of keyframes."""
+"""Depth of stored keyframes, filtered as an export asks for, and the poses of keyframes."""
 
 from __future__ import annotations
 
@@ -67,23 +67,23 @@ class DepthFilters:
 
 @dataclass(frozen=True, eq=False)
 class Readable:
-    """A stored keyframe that can be read, and its place."""
+    """A stored keyframe that can be read, and its pose."""
 
     stored: StoredScene
     key: int  # its index in ``stored.frames``
     filters: DepthFilters
-    place: Similarity  # of its submap in the scene, in the scene's published unit
+    T_map_submap: Similarity  # in the scene's published unit
 
     @property
-    def part(self) -> int:
-        """The part of the scene that it is in."""
-        return self.stored.places[self.stored.frames[self.key].submap].part
+    def component(self) -> int:
+        """The component of the scene that it is in."""
+        return self.stored.submaps[self.stored.frames[self.key].submap].component
 
     @property
-    def T_map_camera(self) -> Array:
+    def T_ros_camera(self) -> Array:
         """Pose [4, 4] in the map, units of the scene."""
-        pose = self.place.pose(self.stored.frames[self.key].T_submap_camera)
-        return np.asarray(self.stored.map.T_map_world @ pose)
+        pose = self.T_map_submap.pose(self.stored.frames[self.key].T_submap_camera)
+        return np.asarray(self.stored.map.T_ros_map @ pose)
 
     def load(self) -> Keyframe:
         """Returns the keyframe. Raises JournalError if it is damaged."""
@@ -95,7 +95,9 @@ class Readable:
 
     def depth_of(self, keyframe: Keyframe) -> FloatImage:
         """Returns its depth [h, w] that passes the filters, units of the scene, else NaN."""
-        return self.filters.of(keyframe, self.place.scale) * np.float32(self.place.scale)
+        return self.filters.of(keyframe, self.T_map_submap.scale) * np.float32(
+            self.T_map_submap.scale
+        )
 
 
 def readable_keyframes(
@@ -105,10 +107,10 @@ def readable_keyframes(
 
     ``progress`` may raise, which ends the work. Raises ExportError if none is left.
     """
-    places, out = places_of(stored), []
+    poses, out = submap_poses_of(stored), []
     for key in stored.images:
         progress("checking keyframes", 0.0)
-        one = Readable(stored, key, filters, places[stored.frames[key].submap])
+        one = Readable(stored, key, filters, poses[stored.frames[key].submap])
         try:
             stored.check(key)
         except JournalError as error:
@@ -120,16 +122,16 @@ def readable_keyframes(
     return out
 
 
-def places_of(stored: StoredScene) -> dict[int, Similarity]:
-    """Returns the places of submaps in the world, in metres if the scene is metric."""
+def submap_poses_of(stored: StoredScene) -> dict[int, Similarity]:
+    """Returns the poses of submaps in the map, in metres if the scene is metric."""
     scale = stored.map.scene_scale
-    places = ((p.id, p.T_map_submap) for p in stored.places.values())
-    return {id: Similarity(scale * S.scale, S.R, scale * S.t) for id, S in places}
+    poses = ((s.id, s.T_map_submap) for s in stored.submaps.values())
+    return {id: Similarity(scale * S.scale, S.R, scale * S.t) for id, S in poses}
 
 
-def by_part(keyframes: Iterable[Readable]) -> dict[int, list[Readable]]:
-    """Returns the keyframes of each part, in their order."""
+def by_component(keyframes: Iterable[Readable]) -> dict[int, list[Readable]]:
+    """Returns the keyframes of each component, in their order."""
     out: defaultdict[int, list[Readable]] = defaultdict(list)
     for one in keyframes:
-        out[one.part].append(one)
+        out[one.component].append(one)
     return dict(sorted(out.items()))

@@ -11,7 +11,7 @@ from da3_ros.export.atomic_files import atomic_path, check_file_target
 from da3_ros.export.formats import MESH
 from da3_ros.export.mesh_file import write_mesh
 from da3_ros.export.selection import ExportError, Progress, Selection, silent
-from da3_ros.export.stored_depth import DepthFilters, by_part, readable_keyframes
+from da3_ros.export.stored_depth import DepthFilters, by_component, readable_keyframes
 from da3_ros.export.surface import FEWEST, fused_surface
 from da3_ros.keyframe_store.store import StoredScene
 from da3_ros.mapping.scene import REFERENCE
@@ -44,13 +44,15 @@ def export_mesh(
 ) -> ExportedMesh:  # fmt: skip
     """Writes the surface of stored keyframes; the format is that of the suffix of ``path``.
 
-    ``filters.voxel`` is the edge of its voxels; the selection's box and parts count. ``progress``
-    may raise, which ends the work without a file. Raises ExportError.
+    ``filters.voxel`` is the edge of its voxels; the selection's box and components count.
+    ``progress`` may raise, which ends the work without a file. Raises ExportError.
     """
     MESH.check_name(path)
     _check_selection(selection)
     check_file_target(path)
-    mesh = fused_surface(stored, filters, progress, crop=selection.crop, guessed=selection.guessed)
+    mesh = fused_surface(
+        stored, filters, progress, crop=selection.crop, unconnected=selection.unconnected
+    )
     if not len(mesh.faces):
         raise ExportError(f"no surface: {_why_empty(stored, selection, filters, progress)}")
     with atomic_path(path) as temporary:
@@ -74,12 +76,16 @@ def _why_empty(
     stored: StoredScene, selection: Selection, filters: DepthFilters, progress: Progress
 ) -> str:
     """Returns why there is no surface, and the remedy. ``progress`` may raise."""
-    parts = by_part(readable_keyframes(stored, filters, progress))
-    chosen = [ones for part, ones in parts.items() if selection.guessed or part == REFERENCE]
+    components = by_component(readable_keyframes(stored, filters, progress))
+    chosen = [
+        ones
+        for component, ones in components.items()
+        if selection.unconnected or component == REFERENCE
+    ]
     most = max(map(len, chosen), default=0)
     if most < FEWEST:
-        what = "one part of the scene" if len(parts) > 1 else "the scene"
-        return f"it needs {FEWEST} keyframes that see the same place, and {what} has {most}"
+        what = "one component of the scene" if len(components) > 1 else "the scene"
+        return f"it needs {FEWEST} keyframes that see the same location, and {what} has {most}"
     depths = []
     for one in (one for ones in chosen for one in ones):
         progress("looking for the cause", 1.0)
@@ -96,6 +102,6 @@ def _why_empty(
     if any(selection.crop):
         return f"none is inside crop {list(selection.crop)}: choose another box, in the map frame"
     return (
-        f"no place was seen by {FEWEST} keyframes of one part of the scene; what others look "
-        "through does not count with remove_movers"
+        f"no location was seen by {FEWEST} keyframes of one component of the scene; what others "
+        "look through does not count with remove_movers"
     )

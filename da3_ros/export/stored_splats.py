@@ -25,7 +25,7 @@ from da3_ros.export.selection import ExportError, Progress, Selection, silent
 from da3_ros.export.splat_glb import write_splat_glb
 from da3_ros.export.splat_ply import write_splat_ply
 from da3_ros.export.splat_rows import SplatRows, splat_rows
-from da3_ros.export.stored_depth import DepthFilters, Readable, by_part, readable_keyframes
+from da3_ros.export.stored_depth import DepthFilters, Readable, by_component, readable_keyframes
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.geometry.projection import backproject, project
 from da3_ros.geometry.similarity import Similarity
@@ -42,7 +42,7 @@ MOST = 4_000_000  # Gaussians, if no other number is asked for
 FAR_SHARE = 0.1  # of each keyframe, the farthest: there its Gaussians are the worst
 AROUND = 24  # keyframes that one is compared with
 CANDIDATES = 4 * AROUND  # those with the nearest cameras, of which these are chosen
-ALIKE = 0.5  # cosine between two directions of view: those that see the same place
+ALIKE = 0.5  # cosine between two directions of view: those that see the same location
 SAME = 0.05  # of the distance: at most so far apart, two keyframes see one surface
 NEARER = 1.25  # steps of distance: in one step the earlier keyframe counts, not the nearer one
 CACHED = 128  # keyframes whose depth is kept
@@ -69,8 +69,8 @@ def export_splats(
 ) -> ExportedSplats:  # fmt: skip
     """Writes the Gaussians of stored keyframes; the format is that of the suffix of ``path``.
 
-    filters: of the depth of their pixels. The selection's box, parts, number of points and degree
-    of harmonics count. ``progress`` may raise, which ends the work without a file. Raises
+    filters: of the depth of their pixels. The selection's box, components, number of points and
+    degree of harmonics count. ``progress`` may raise, which ends the work without a file. Raises
     ExportError.
     """
     SPLAT.check_name(path)
@@ -84,9 +84,9 @@ def export_splats(
             "da3nested-giant-large, or export NAME.colmap for programs that make splats"
         )
     with atomic_path(path) as temporary, splat_rows(temporary.parent) as rows:
-        for part, ones in by_part(keyframes).items():
-            if selection.guessed or part == REFERENCE:
-                _add_part(rows, ones, selection, progress)
+        for component, ones in by_component(keyframes).items():
+            if selection.unconnected or component == REFERENCE:
+                _add_component(rows, ones, selection, progress)
         rows.limit(selection.max_points or MOST)
         if not len(rows):
             raise ExportError("no Gaussian passes the filters, or lies in the crop")
@@ -106,10 +106,10 @@ def _check_selection(selection: Selection) -> None:
         )
 
 
-def _add_part(
+def _add_component(
     rows: SplatRows, keyframes: Sequence[Readable], selection: Selection, progress: Progress
 ) -> None:
-    """Adds the Gaussians of one part of a scene, in the map frame."""
+    """Adds the Gaussians of one component of a scene, in the map frame."""
     owners = _Owners(keyframes)
     low, high = np.array(selection.crop[:3]), np.array(selection.crop[3:])
     for index in range(len(keyframes)):
@@ -127,15 +127,17 @@ def _add_part(
 
 
 class _Owners:
-    """Keyframes of one part of a scene; each surface belongs to the one nearest to it."""
+    """Keyframes of one component of a scene; each surface belongs to the one nearest to it."""
 
     def __init__(self, keyframes: Sequence[Readable]) -> None:
         self._keyframes, self._judges = keyframes, CrossViews(keyframes)
-        self._T = np.array([one.T_map_camera for one in keyframes])
+        self._T = np.array([one.T_ros_camera for one in keyframes])
         self._tree = cKDTree(self._T[:, :3, 3])
         self._depths: OrderedDict[int, FloatImage] = OrderedDict()
         # Steps of distance begin at a multiple of the scene's own length, in any unit.
-        self._unit = math.exp(float(np.mean(np.log([one.place.scale for one in keyframes]))))
+        self._unit = math.exp(
+            float(np.mean(np.log([one.T_map_submap.scale for one in keyframes])))
+        )
 
     def own(self, index: int) -> Gaussians:
         """Returns the Gaussians of a keyframe in the map, without those on surfaces that belong to
@@ -177,7 +179,7 @@ class _Owners:
         """Returns which points [M, 3] of a keyframe belong to another one, if no third is there.
 
         Both keyframes decide by the same point, that of the earlier one; else a surface whose
-        measured places differ could belong to none.
+        measured positions differ could belong to none.
         """
         depth, K = self._depth(j), self._K(j)
         T = invert_pose(self._T[j]) @ self._T[index]

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from da3_ros.export.cross_views import CrossViews
 from da3_ros.export.mesh import Mesh
 from da3_ros.export.selection import ExportError, Progress, portion, silent
-from da3_ros.export.stored_depth import DepthFilters, Readable, by_part, readable_keyframes
+from da3_ros.export.stored_depth import DepthFilters, Readable, by_component, readable_keyframes
 from da3_ros.geometry.projection import backproject
 from da3_ros.keyframe_store.store import StoredScene
 from da3_ros.mapping.scene import REFERENCE
@@ -38,7 +38,7 @@ CACHED = 48  # keyframes that are kept decoded
 WELD = 1024.0  # steps of a voxel in which vertices are one
 FINDING = 0.1  # share of the time that finding blocks takes, about
 MAX_CUBES = 20_000  # more would take days
-MAX_TRIANGLES = 20_000_000  # of a part; 3 GB of memory while they are welded
+MAX_TRIANGLES = 20_000_000  # of a component; 3 GB of memory while they are welded
 Blocks = NDArray[np.int64]  # [N, 3] indices
 
 
@@ -59,18 +59,20 @@ def fused_surface(
     progress: Progress = silent,
     *,
     crop: Sequence[float] = (0.0,) * 6,
-    guessed: bool = True,
+    unconnected: bool = True,
 ) -> Mesh:
     """Returns the surface of stored keyframes; ``filters.voxel`` is the edge of its voxels.
 
-    crop: box in the map frame, min x y z, max x y z; zeros: none. guessed: whether parts at
-    guessed places are in it; parts are never fused with each other. ``progress`` may raise, which
-    ends the work. Raises ExportError.
+    crop: box in the map frame, min x y z, max x y z; zeros: none. unconnected: whether
+    unconnected components are in it; components are never fused with each other. ``progress`` may
+    raise, which ends the work. Raises ExportError.
     """
     extract = marching_cubes()
     filters.check()
-    parts = by_part(readable_keyframes(stored, filters, progress))
-    chosen = [ones for part, ones in parts.items() if guessed or part == REFERENCE]
+    components = by_component(readable_keyframes(stored, filters, progress))
+    chosen = [
+        ones for component, ones in components.items() if unconnected or component == REFERENCE
+    ]
     found = []
     for done, ones in enumerate(chosen):
         step = portion(progress, done / len(chosen), (done + 1) / len(chosen))
@@ -137,7 +139,7 @@ def _too_fine(voxel: float, why: str) -> ExportError:
 class _Look:
     """A keyframe as fusion needs it, in the map frame and the scene's unit."""
 
-    T_map_camera: Array  # [4, 4]
+    T_ros_camera: Array  # [4, 4]
     K: Array  # [3, 3] corner rule
     depth: FloatImage  # [h, w] NaN: no surface
     weight: FloatImage  # [h, w]
@@ -182,7 +184,7 @@ def _look(keyframe: Readable, judges: CrossViews) -> _Look:
     image = cv2.resize(found.image, depth.shape[::-1], interpolation=cv2.INTER_AREA)
     sigma = UNKNOWN_SIGMA if math.isnan(judged.sigma) else judged.sigma
     return _Look(
-        keyframe.T_map_camera, found.pose.K, depth, weight.astype(np.float32),
+        keyframe.T_ros_camera, found.pose.K, depth, weight.astype(np.float32),
         np.asarray(image, np.uint8), float(np.clip(sigma, *DEPTH_SIGMA)),
     )  # fmt: skip
 
@@ -202,7 +204,7 @@ def _near_surface(look: _Look, voxel: float) -> Blocks:
         points * (1 + share * reach / points[:, 2])[:, None]
         for share in np.linspace(-1, 1, 2 * steps + 1)
     ])  # fmt: skip
-    T = look.T_map_camera
+    T = look.T_ros_camera
     xyz = around @ T[:3, :3].T + T[:3, 3]
     return np.unique(np.floor(xyz / (BLOCK * voxel)).astype(np.int64), axis=0)
 
@@ -229,7 +231,7 @@ class _Volume:
 
     def _add(self, look: _Look, blocks: Blocks) -> None:
         slots = self._reserve(blocks)
-        T = look.T_map_camera.astype(np.float32)
+        T = look.T_ros_camera.astype(np.float32)
         lattice = (blocks[:, None, None, None] * BLOCK + self._inner) * self._voxel
         xyz = (lattice.astype(np.float32).reshape(-1, 3) - T[:3, 3]) @ T[:3, :3]
         z = xyz[:, 2]
@@ -314,7 +316,7 @@ class _Volume:
 
 
 def _welded(mesh: Mesh, voxel: float) -> Mesh:
-    """Returns the mesh with vertices at one place welded."""
+    """Returns the mesh with vertices at one position welded."""
     grid = np.rint(mesh.vertices.astype(np.float64) * (WELD / voxel)).astype(np.int64)
     _, first, same = np.unique(grid, axis=0, return_index=True, return_inverse=True)
     welded = same.reshape(-1)[mesh.faces]

@@ -48,7 +48,7 @@ NO_POINTS = TriangulatedTracks(np.zeros((0, 3)), np.zeros((0, 3), np.uint8), np.
 class Cameras:
     """The cameras of images."""
 
-    T_camera_map: Array  # [I, 4, 4]
+    T_camera_ros: Array  # [I, 4, 4]
     K: Array  # [I, 3, 3] corner rule
 
 
@@ -116,7 +116,7 @@ class _Problem:
     def __init__(self, rows: Rows, track: NDArray[np.int64], cameras: Cameras) -> None:
         self.track = track  # [N] index of the point
         self._count = int(track.max(initial=-1)) + 1
-        T, K = cameras.T_camera_map[rows["image"]], cameras.K[rows["image"]]
+        T, K = cameras.T_camera_ros[rows["image"]], cameras.K[rows["image"]]
         self._R, self._t, self._K = T[:, :3, :3], T[:, :3, 3], K
         self._pixel = rows["pixel"].astype(float)
         depth = rows["depth"].astype(float)

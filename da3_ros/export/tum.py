@@ -18,15 +18,16 @@ from da3_ros.types import Array
 
 
 def write_trajectory(file: TextIO, scene: Scene) -> None:
-    """Writes the leading camera's poses in the TUM format; a comment begins each further part."""
+    """Writes the leading camera's poses in the TUM format; a comment begins each further
+    component."""
     leading = replace(scene, poses=scene.poses.leading())
     last = 0
-    for part, pose in zip(leading.part_of_poses(), leading.poses, strict=True):
-        if part != last:
-            place = "guessed" if part else "known"
-            file.write(f"# part {part} of the scene, place {place}\n")
-        last = part
-        file.write(tum_line(pose.stamp_ns, scene.T_map_world @ pose.T_world_camera))
+    for component, pose in zip(leading.component_of_poses(), leading.poses, strict=True):
+        if component != last:
+            state = "unconnected" if component else "connected"
+            file.write(f"# component {component} of the scene, {state}\n")
+        last = component
+        file.write(tum_line(pose.stamp_ns, scene.T_ros_map @ pose.T_map_camera))
 
 
 def write_tum(scene: Scene, points: Points, path: Path, progress: Progress) -> None:
@@ -35,14 +36,14 @@ def write_tum(scene: Scene, points: Points, path: Path, progress: Progress) -> N
         write_trajectory(file, scene)
 
 
-def tum_line(stamp_ns: int, T_map_camera: Array) -> str:
+def tum_line(stamp_ns: int, T_ros_camera: Array) -> str:
     """Returns ``timestamp tx ty tz qx qy qz qw`` of the optical camera in the map frame, stamps
     exact.
 
     Format: TUM RGB-D benchmark. Seconds are written from the integer nanoseconds.
     """
-    q = quaternion_from_matrix(T_map_camera[:3, :3])
-    numbers = " ".join(f"{v:.9f}" for v in (*T_map_camera[:3, 3], *q))
+    q = quaternion_from_matrix(T_ros_camera[:3, :3])
+    numbers = " ".join(f"{v:.9f}" for v in (*T_ros_camera[:3, 3], *q))
     return f"{stamp_ns // 10**9}.{stamp_ns % 10**9:09d} {numbers}\n"
 
 

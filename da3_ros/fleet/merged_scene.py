@@ -1,4 +1,4 @@
-"""The merged scene of a fleet: what it is made of, whether it is there already, and its place.
+"""The merged scene of a fleet: what it is made of, whether it is there already, and where.
 
 A worker merges into a hidden folder; only the fleet itself moves the result to its place. So none
 appears after an interruption, however long the worker lives on.

@@ -1,7 +1,7 @@
 """Poses, similarity transforms and pinhole projection. Depends only on ``types``."""
 
 from da3_ros.geometry.poses import (
-    T_MAP_WORLD,
+    T_ROS_MAP,
     invert_pose,
     matrix_from_quaternion,
     quaternion_from_matrix,
@@ -10,7 +10,7 @@ from da3_ros.geometry.projection import backproject, project
 from da3_ros.geometry.similarity import Similarity
 
 __all__ = [
-    "T_MAP_WORLD",
+    "T_ROS_MAP",
     "Similarity",
     "backproject",
     "invert_pose",

@@ -7,8 +7,9 @@ from scipy.spatial.transform import Rotation, Slerp
 
 from da3_ros.types import Array
 
-# World (first camera's optical axes) to the ROS map (REP-103: x forward, y left, z up).
-T_MAP_WORLD = np.array(
+# The map (first camera's optical axes) in the axes that ROS publishes (REP-103: x forward, y left,
+# z up).
+T_ROS_MAP = np.array(
     [[0.0, 0.0, 1.0, 0.0], [-1.0, 0.0, 0.0, 0.0], [0.0, -1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0]]
 )
 
@@ -46,11 +47,11 @@ def interpolate(a: Array, b: Array, share: float) -> Array:
     return out
 
 
-def spread(places: Array, groups: Array) -> Array:
+def spread(positions: Array, groups: Array) -> Array:
     """Returns positions [N, 3] less the mean of their group [N]."""
-    out = places.copy()
+    out = positions.copy()
     for group in np.unique(groups):
-        out[groups == group] -= places[groups == group].mean(axis=0)
+        out[groups == group] -= positions[groups == group].mean(axis=0)
     return out
 
 

@@ -132,7 +132,7 @@ class InferenceSession(Session):
     def infer(self, window: Window) -> Prediction:
         """Run the views of ``window`` together; all have one size, multiples of 14 pixels.
 
-        The first view is the reference: its camera is close to the window's world frame. Poses
+        The first view is the reference: its camera is close to the window's frame. Poses
         and depth share one unknown unit. If memory runs out, the same window runs again with the
         next fallback. Raises WindowTooLargeError if only fewer views would help.
         """
@@ -274,7 +274,7 @@ def to_prediction(
     return Prediction(
         depth=to_all_views(out.depth[0], views, frames, size),
         confidence=to_all_views(out.confidence[0], views, frames, size),
-        T_window_camera=camera_to_world(out.extrinsics[0].double().cpu().numpy()),
+        T_window_camera=camera_to_window(out.extrinsics[0].double().cpu().numpy()),
         K=K,
         sky=None if out.sky is None else to_all_views(out.sky[0], views, frames, size),
         measure=_measure(out),
@@ -285,7 +285,7 @@ def to_prediction(
 
 def appearance(prefix: BackbonePrefix | NestedPrefix) -> Tensor:
     """Appearance descriptors [1, N, D] of the views: the mean patch features before global
-    attention. Views of the same place have similar descriptors."""
+    attention. Views of the same location have similar descriptors."""
     return prefix.tokens[:, :, 1:].float().mean(dim=2)
 
 
@@ -354,17 +354,17 @@ def to_all_views(maps: Tensor, views: int, frames: list[int], size: tuple[int, .
     return out
 
 
-def camera_to_world(extrinsics: Array) -> Array:
-    """Convert world-to-camera [N, 3, 4] to camera-to-world [N, 4, 4] with orthonormal rotations.
+def camera_to_window(extrinsics: Array) -> Array:
+    """Convert extrinsics [N, 3, 4] to camera-to-window [N, 4, 4] with orthonormal rotations.
 
     The only place that inverts the network's convention. Rotations come in fp32; replacing each
     by the nearest orthonormal matrix (SVD) keeps later products from drifting.
     """
     u, _, vt = np.linalg.svd(extrinsics[:, :, :3])
-    R_world_camera = np.transpose(u @ vt, (0, 2, 1))
+    R_window_camera = np.transpose(u @ vt, (0, 2, 1))
     T = np.tile(np.eye(4), (len(extrinsics), 1, 1))
-    T[:, :3, :3] = R_world_camera
-    T[:, :3, 3] = -np.einsum("nij,nj->ni", R_world_camera, extrinsics[:, :, 3])
+    T[:, :3, :3] = R_window_camera
+    T[:, :3, 3] = -np.einsum("nij,nj->ni", R_window_camera, extrinsics[:, :, 3])
     return T
 
 

@@ -196,7 +196,7 @@ class ArraySpill:
             )
         return np.ndarray(shape, dtype, self._segments[number], offset)
 
-    def place_of(self, array: NDArray[Any]) -> int | None:
+    def offset_of(self, array: NDArray[Any]) -> int | None:
         """Returns the byte of the file where an array lies; None: it does not lie there, or not
         in one piece."""
         owner: Any = array

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from da3_ros.keyframe_store.disk_limit import DiskLimit, LimitError
 from da3_ros.keyframe_store.keyframe import FramePose, Keyframe
-from da3_ros.keyframe_store.store import MapState, Place, StoreWriter
+from da3_ros.keyframe_store.store import MapState, StoredSubmap, StoreWriter
 from da3_ros.types import Array
 
 log = logging.getLogger(__name__)
@@ -38,23 +38,23 @@ MOST = 10_000  # frames and poses that may wait while the disk is full or hangs
 
 @dataclass(eq=False)
 class _Changes:
-    """What is stored beside keyframes; of places, poses and map the newest values only."""
+    """What is stored beside keyframes; of submaps, poses and map the newest values only."""
 
     begins: bool = False  # whether the scene begins anew, before all else here
-    places: dict[int, Place] = field(default_factory=dict)
+    submaps: dict[int, StoredSubmap] = field(default_factory=dict)
     poses: dict[tuple[str, int], Array] = field(default_factory=dict)
     map: MapState | None = None
     frames: list[FramePose] = field(default_factory=list)
 
     @property
     def is_empty(self) -> bool:
-        some = self.begins or self.places or self.poses or self.frames
+        some = self.begins or self.submaps or self.poses or self.frames
         return not some and self.map is None
 
     def add(self, newer: _Changes) -> None:
         if newer.begins:
-            self.begins, self.places, self.poses, self.frames = True, {}, {}, []
-        self.places |= newer.places
+            self.begins, self.submaps, self.poses, self.frames = True, {}, {}, []
+        self.submaps |= newer.submaps
         self.poses |= newer.poses
         self.map = newer.map or self.map
         self.frames += newer.frames
@@ -134,9 +134,9 @@ class KeyframeRecorder:
         """Stores the pose of a frame that is no keyframe."""
         self._put(_Changes(frames=[pose]))
 
-    def place(self, places: Iterable[Place]) -> None:
-        """Stores new places of submaps."""
-        self._put(_Changes(places={p.id: p for p in places}))
+    def place(self, submaps: Iterable[StoredSubmap]) -> None:
+        """Stores new poses of submaps."""
+        self._put(_Changes(submaps={s.id: s for s in submaps}))
 
     def correct(self, poses: Mapping[tuple[str, int], Array]) -> None:
         """Stores new poses ``T_submap_camera`` [4, 4], by camera and stamp."""
@@ -264,9 +264,9 @@ class KeyframeRecorder:
         if changes.begins:
             writer.begin()
             changes.begins = False
-        if changes.places:
-            writer.place(changes.places.values())
-            changes.places = {}
+        if changes.submaps:
+            writer.place(changes.submaps.values())
+            changes.submaps = {}
         if changes.frames:
             writer.add_frames(changes.frames)
             changes.frames = []

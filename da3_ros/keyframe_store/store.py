@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from da3_ros import __version__
-from da3_ros.geometry.poses import T_MAP_WORLD
+from da3_ros.geometry.poses import T_ROS_MAP
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.checks import check, is_near, is_rotation
 from da3_ros.keyframe_store.encoding import (
@@ -45,11 +45,12 @@ CAMERA = re.compile(r"([A-Za-z0-9_]+(/[A-Za-z0-9_]+)*)?")  # also a folder's nam
 MAX_SIDE = 1 << 15
 MAX_IMAGE, MAX_DEPTH = 1 << 26, 1 << 23  # pixels: a damaged or crafted file names any size
 FORMAT, VERSION = "da3_ros scene", 2
+MAP_OF_OLD = "T_map_world"  # ``T_ros_map`` in version 1
 # Of records after the first: what a run stores, and what belongs to the saved scene.
 KINDS = ("begin", "keyframe", "frames", "submaps", "poses", "map")
 SAVED_KINDS = ("points", "images", "path", "loop keyframe", "recognition", "contents", "end")
-PLACE = np.dtype(
-    [("id", "<i4"), ("segment", "<i4"), ("part", "<i4"), ("scale", "<f8"), ("R", "<f8", (3, 3)),
+SUBMAP = np.dtype(
+    [("id", "<i4"), ("chain", "<i4"), ("component", "<i4"), ("scale", "<f8"), ("R", "<f8", (3, 3)),
      ("t", "<f8", (3,))]
 )  # fmt: skip
 POSE = np.dtype([("stamp_ns", "<i8"), ("camera", "<i4"), ("T", "<f8", (3, 4))])
@@ -61,12 +62,12 @@ TRACK = np.dtype([("id", "<i8"), ("pixel", "<f4", (2,))])
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
-    """A submap and its place in the scene."""
+class StoredSubmap:
+    """A submap: what it belongs to, and its pose in the map."""
 
     id: int
-    segment: int
-    part: int
+    chain: int
+    component: int
     T_map_submap: Similarity
 
 
@@ -77,7 +78,7 @@ class MapState:
     metric: bool = False
     scene_scale: float = 1.0  # metres per map unit; 1 if unknown
     unit: float = 1.0  # lengths of the scene, in metres if metric, per network unit
-    T_map_world: Array = field(default_factory=lambda: T_MAP_WORLD)
+    T_ros_map: Array = field(default_factory=lambda: T_ROS_MAP)
     leaders: tuple[str, ...] = ()  # cameras whose poses are the path; none: the first one
 
 
@@ -167,11 +168,11 @@ class StoreWriter:
         """Appends the poses of frames. Raises OSError."""
         self.journal.append(*_frames_record(poses))
 
-    def place(self, places: Iterable[Place]) -> None:
-        """Appends new places of submaps. Raises OSError."""
+    def place(self, submaps: Iterable[StoredSubmap]) -> None:
+        """Appends new poses of submaps. Raises OSError."""
         rows = np.array(
-            [(p.id, p.segment, p.part, p.T_map_submap.scale, p.T_map_submap.R,
-              p.T_map_submap.t) for p in places], PLACE,
+            [(p.id, p.chain, p.component, p.T_map_submap.scale, p.T_map_submap.R,
+              p.T_map_submap.t) for p in submaps], SUBMAP,
         )  # fmt: skip
         self.journal.append({"kind": "submaps"}, rows.tobytes())
 
@@ -190,7 +191,7 @@ class StoreWriter:
         """Appends the map's state. Raises OSError."""
         self.journal.append({
             "kind": "map", "metric": state.metric, "scene_scale": state.scene_scale,
-            "unit": state.unit, "T_map_world": state.T_map_world.ravel().tolist(),
+            "unit": state.unit, "T_ros_map": state.T_ros_map.ravel().tolist(),
             **({"leaders": list(state.leaders)} if state.leaders else {}),
         })  # fmt: skip
 
@@ -214,7 +215,7 @@ class StoredScene:
         # Index of the newest frame by camera and stamp; a recording that is played again repeats
         # stamps.
         self.newest: dict[tuple[str, int], int] = {}
-        self.places: dict[int, Place] = {}
+        self.submaps: dict[int, StoredSubmap] = {}
         self.map = MapState()
         try:
             self.reader = JournalReader(path)
@@ -243,7 +244,7 @@ class StoredScene:
     @property
     def placed_frames(self) -> dict[int, FramePose]:
         """The frames of known submaps, by index."""
-        return {k: f for k, f in enumerate(self.frames) if f.submap in self.places}
+        return {k: f for k, f in enumerate(self.frames) if f.submap in self.submaps}
 
     def check(self, key: int) -> None:
         """Raises JournalError if the images of a keyframe are damaged."""
@@ -335,14 +336,14 @@ class StoredScene:
             raise JournalError(
                 f"{self.reader.path} is damaged: {type(error).__name__}: {error}"
             ) from error
-        # A crash may come between a keyframe and its place.
+        # A crash may come between a keyframe and its submap.
         placed = self.placed_frames
         self.images = {k: i for k, i in self.images.items() if k in placed}
 
     def _take(self, record: Record) -> None:
         about = record.description
         if about["kind"] == "begin":
-            self.frames, self.images, self.places, self.newest = [], {}, {}, {}
+            self.frames, self.images, self.submaps, self.newest = [], {}, {}, {}
         elif about["kind"] == "keyframe":
             width, height = about["image_size"]
             key = str(about["camera"]), int(about["stamp_ns"])
@@ -357,11 +358,11 @@ class StoredScene:
                 self.newest[one.key] = len(self.frames)
                 self.frames.append(one)
         elif about["kind"] == "submaps":
-            for row in self._rows(record, PLACE):
+            for row in self._rows(record, SUBMAP):
                 S = Similarity(float(row["scale"]), row["R"].copy(), row["t"].copy())
-                check(is_near(S.t) and is_rotation(S.R) and 1e-9 < S.scale < 1e9, "a place")
+                check(is_near(S.t) and is_rotation(S.R) and 1e-9 < S.scale < 1e9, "a pose")
                 id = int(row["id"])
-                self.places[id] = Place(id, int(row["segment"]), int(row["part"]), S)
+                self.submaps[id] = StoredSubmap(id, int(row["chain"]), int(row["component"]), S)
         elif about["kind"] == "poses":
             for row in self._rows(record, POSE):
                 key = _name(about["cameras"], row), int(row["stamp_ns"])
@@ -371,15 +372,20 @@ class StoredScene:
         elif about["kind"] == "map":
             self.map = MapState(
                 bool(about["metric"]), float(about["scene_scale"]), float(about["unit"]),
-                np.array(about["T_map_world"], float).reshape(4, 4),
+                np.array(about[_map_key(about)], float).reshape(4, 4),
                 tuple(map(str, about.get("leaders", ()))),
             )  # fmt: skip
-            T = self.map.T_map_world
+            T = self.map.T_ros_map
             check(is_near(T, self.map.scene_scale) and is_rotation(T[:3, :3]), "the map's state")
             check(self.map.scene_scale > 0, "the scale")
 
     def _rows(self, record: Record, kind: np.dtype[Any]) -> NDArray[np.void]:
         return np.frombuffer(self.reader.data(record), kind)
+
+
+def _map_key(about: Mapping[str, Any]) -> str:
+    """Returns the name of ``T_ros_map`` in a record, which was another one in version 1."""
+    return MAP_OF_OLD if MAP_OF_OLD in about else "T_ros_map"
 
 
 def check_head(

@@ -139,7 +139,7 @@ class Facts:
     degraded: tuple[str, ...] = ()  # reductions by the memory budget
     scale: str = ""  # fault of the scale; empty if there is none
     stamp_age_s: float = math.nan  # newest image's age on arrival, by the node's clock
-    map_fault: str = ""  # why no place can be found in a read-only map; empty if it can
+    map_fault: str = ""  # why no pose can be found in a read-only map; empty if it can
     silent: tuple[str, ...] = ()  # image topics without images, while others have some
     conflicts: tuple[str, ...] = ()  # other nodes that disturb this one
 

@@ -38,8 +38,8 @@ def record_keyframes(pipelines: Mapping[str, Pipeline], config: NodeConfig) -> N
         folder = _new_folder(resolve_inside(config.export_dir, limits.store, folder=True))
         limit = DiskLimit(round(1e9 * limits.disk_gb))
         for i, (name, pipeline) in enumerate(pipelines.items()):
-            place = path_for_camera(folder, name) if i else folder
-            pipeline.store(place, _spill(folder, limit), limit, wait=False)
+            path = path_for_camera(folder, name) if i else folder
+            pipeline.store(path, _spill(folder, limit), limit, wait=False)
     except (OSError, PathError) as error:
         raise ConfigError(f"map.store is {limits.store!r}: {error}") from error
     log.info("keyframes are stored in %s", folder)

@@ -25,9 +25,9 @@ def load_scenes(path: Path, names: Sequence[str]) -> dict[str, Snapshot]:
     """
     folder = find_scene(path)
     first, *others = names
-    places = {name: path_for_camera(folder, name) for name in others}
-    there = {first: folder} | {name: place for name, place in places.items() if place.is_dir()}
-    return {name: load_scene(place) for name, place in there.items()}
+    paths = {name: path_for_camera(folder, name) for name in others}
+    there = {first: folder} | {name: path for name, path in paths.items() if path.is_dir()}
+    return {name: load_scene(path) for name, path in there.items()}
 
 
 def scenes_at_start(config: NodeConfig, names: Sequence[str]) -> dict[str, Snapshot]:

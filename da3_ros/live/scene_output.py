@@ -54,7 +54,7 @@ class SceneOutput:
             map_frame=own + config.map_frame,
             odom_frame=own + config.odom_frame,
             timings=timings,
-            T_map_world=lambda: scene_map.T_map_world,
+            T_ros_map=lambda: scene_map.T_ros_map,
             tf=lambda frame: self.tf.edges(frame),
             scene_prefix=camera,
         )
@@ -149,24 +149,24 @@ def tf_edges(
     mode: str,
     frames: Frames,
     others: TransformTree,
-    T_map_optical: Array,
+    T_ros_optical: Array,
     stamp_ns: int,
-    T_map_odom: Array,
+    T_ros_odom: Array,
     parent: Parent | None = None,
 ) -> list[Edge]:
     """Returns the transforms of one frame.
 
-    T_map_odom: map corrections [4, 4]; left out if another node publishes this transform. parent:
+    T_ros_odom: map corrections [4, 4]; left out if another node publishes this transform. parent:
     as in ``plan``. Raises TransformError if transforms of other nodes are missing at that time.
     """
     if mode == "none":
         return []
     if mode == "map_only":
         T_odom_optical = others.lookup(frames.odom, frames.optical, stamp_ns)
-        return [(frames.map, frames.odom, T_map_optical @ invert_pose(T_odom_optical))]
+        return [(frames.map, frames.odom, T_ros_optical @ invert_pose(T_odom_optical))]
     owned = (parent or others.parent)(frames.odom)
-    corrections = [] if owned else [(frames.map, frames.odom, T_map_odom)]
-    T_odom_optical = invert_pose(T_map_odom) @ T_map_optical
+    corrections = [] if owned else [(frames.map, frames.odom, T_ros_odom)]
+    T_odom_optical = invert_pose(T_ros_odom) @ T_ros_optical
     if mode == "camera":
         return [*corrections, (frames.odom, frames.optical, T_odom_optical)]
     T_optical_base = others.lookup(frames.optical, frames.base, stamp_ns)
@@ -230,7 +230,7 @@ class TfOutput:
     """Transforms of one scene. With several cameras the first one determines the motion.
 
     The optical frames of the other cameras become children of ``odom`` at their own poses, unless
-    another node publishes their parent (/tf_static of a robot). In an instant without the first
+    another node publishes their parent (/tf_static of a robot). In a frameset without the first
     camera, the next one moves the base.
 
     If another node begins to publish a transform of ours, we stop publishing it from the next
@@ -365,7 +365,7 @@ class TfOutput:
             return self._motion_edges(frame)
         unowned = self._parent(frame.frame_id, frame.stamp_ns) is None
         if self._plan.mode in ("base", "camera") and unowned:
-            T_odom_optical = self._outputs.T_map_world @ frame.T_odom_world @ frame.T_world_camera
+            T_odom_optical = self._outputs.T_ros_map @ frame.T_odom_map @ frame.T_map_camera
             return [(self._outputs.odom_frame, frame.frame_id, T_odom_optical)]
         return []
 
@@ -385,10 +385,10 @@ class TfOutput:
 
     def _motion_edges(self, frame: TrackedFrame) -> list[Edge]:
         assert self._plan is not None
-        T_map_optical = self._outputs.T_map_world @ frame.T_world_camera
+        T_ros_optical = self._outputs.T_ros_map @ frame.T_map_camera
         return tf_edges(
-            self._plan.mode, self._frames(frame), self._others, T_map_optical, frame.stamp_ns,
-            self._outputs.T_map_odom(frame), lambda child: self._parent(child, frame.stamp_ns),
+            self._plan.mode, self._frames(frame), self._others, T_ros_optical, frame.stamp_ns,
+            self._outputs.T_ros_odom(frame), lambda child: self._parent(child, frame.stamp_ns),
         )  # fmt: skip
 
     def _frames(self, frame: TrackedFrame) -> Frames:
@@ -399,7 +399,7 @@ class TfOutput:
 def level_of(
     transforms: TransformTree, base: str, frame: TrackedFrame, warn: Callable[..., None]
 ) -> Array | None:
-    """Returns ``T_map_world`` [4, 4] of a map that begins at the base, level with the robot.
+    """Returns ``T_ros_map`` [4, 4] of a map that begins at the base, level with the robot.
 
     frame: first frame of the scene. None if ``base`` is empty or the camera's pose on the base is
     unknown.

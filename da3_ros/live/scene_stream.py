@@ -24,7 +24,7 @@ from da3_ros.messages.outputs import (
     SceneViews,
 )
 from da3_ros.pipeline.pipeline import Pipeline
-from da3_ros.sensors.rig_sync import Instant, RigSync
+from da3_ros.sensors.rig_sync import Frameset, RigSync
 from da3_ros.sensors.transform_tree import TransformTree
 from da3_ros.types import Calibration, TrackedFrame
 
@@ -72,7 +72,7 @@ class SceneStream:
     ) -> None:
         self.pipeline, self.host = pipeline, host
         self.sync: RigSync[RawFrame] = RigSync.of(pipeline.config)
-        self.queue: FrameQueue[Instant[RawFrame]] = FrameQueue(
+        self.queue: FrameQueue[Frameset[RawFrame]] = FrameQueue(
             pipeline.config.window.new, config.input.max_frame_age_s, images=len
         )
         self.output = SceneOutput(
@@ -82,7 +82,7 @@ class SceneStream:
         self._lock = threading.Lock()  # callbacks add images while the worker resets
         self._views = SceneViews(
             path=lambda: pipeline.path(MAX_PATH),
-            scene=lambda: pipeline.map.view.thinned(MAX_DISPLAY, pipeline.scene_map.T_map_world),
+            scene=lambda: pipeline.map.view.thinned(MAX_DISPLAY, pipeline.scene_map.T_ros_map),
         )
         self._sent_at = dict.fromkeys(SCENE_TOPICS, 0.0)
         # Revision of the map that was last published on each topic.
@@ -91,14 +91,14 @@ class SceneStream:
     def put(self, raw: RawFrame) -> None:
         """Add a new image; called from callbacks."""
         with self._lock:
-            for instant in self.sync.add(raw):
-                self.queue.put(instant)
+            for frameset in self.sync.add(raw):
+                self.queue.put(frameset)
 
     def put_rest(self) -> None:
-        """Queue incomplete instants: no more images will come."""
+        """Queue incomplete framesets: no more images will come."""
         with self._lock:
-            for instant in self.sync.flush():
-                self.queue.put(instant)
+            for frameset in self.sync.flush():
+                self.queue.put(frameset)
 
     def reset(self) -> None:
         """Forget window, odometry and map."""
@@ -171,8 +171,8 @@ class SceneStream:
 
     def _clear_inputs(self) -> None:
         with self._lock:
-            for instant in self.sync.flush():  # so that the queue counts them as cleared
-                self.queue.put(instant)
+            for frameset in self.sync.flush():  # so that the queue counts them as cleared
+                self.queue.put(frameset)
             self.queue.clear()
 
 

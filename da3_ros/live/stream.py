@@ -23,7 +23,7 @@ from da3_ros.live.publish_thread import Publisher
 from da3_ros.live.saved_scenes import scenes_at_start
 from da3_ros.live.scene_stream import RawFrame, SceneStream, StreamHost, ThreadSafeCounter
 from da3_ros.live.stored_exports import StoredSoFar
-from da3_ros.mapping.place_hint import PlaceHint
+from da3_ros.mapping.pose_hint import PoseHint
 from da3_ros.mapping.submaps import Snapshot
 from da3_ros.messages.build import MessageLibrary
 from da3_ros.messages.decode import ImageError, decode
@@ -32,7 +32,7 @@ from da3_ros.parameter_schema import ConfigError
 from da3_ros.pipeline.multi_camera import alone, open_pipelines
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.sensors.frame_annotator import FrameAnnotator
-from da3_ros.sensors.rig_sync import Instant
+from da3_ros.sensors.rig_sync import Frameset
 from da3_ros.sensors.transform_tree import TransformTree
 from da3_ros.types import Frame, TrackedFrame, WindowReport
 
@@ -105,7 +105,7 @@ class Stream:
         self.scene_streams.get(raw.camera, self._first).put(raw)
 
     def put_rest(self) -> None:
-        """Queue incomplete instants: no more images will come."""
+        """Queue incomplete framesets: no more images will come."""
         for scene_stream in self.scene_streams.values():
             scene_stream.put_rest()
 
@@ -217,20 +217,21 @@ class Stream:
         return self._resume(saved)
 
     def look_near(self, map_frame: str, x: float, y: float, sigma: float) -> str:
-        """Look for the camera near a place in the map first, for a while; returns what was done.
+        """Look for the camera near a location in the map first, for a while; returns what was
+        done.
 
-        Lengths are in the unit of the map. Nothing changes if the place in a growing map is known.
+        Lengths are in the unit of the map. Nothing changes if the pose in a growing map is known.
         """
         frames = {s.output.messages.map_frame: s.pipeline for s in self.scene_streams.values()}
         if map_frame not in frames:
             known = " or ".join(frames)
             return f"not used, because it is in the frame '{map_frame}': give it in {known}"
-        if not frames[map_frame].look_near(PlaceHint.on_map(x, y, sigma)):
+        if not frames[map_frame].look_near(PoseHint.on_map(x, y, sigma)):
             return (
-                "not used, because the place in the map is known; with mode localization it would "
+                "not used, because the pose in the map is known; with mode localization it would "
                 "be looked for anew"
             )
-        return f"the place is looked for near ({x:.2f}, {y:.2f}), standard deviation {sigma:.2f}"
+        return f"the pose is looked for near ({x:.2f}, {y:.2f}), standard deviation {sigma:.2f}"
 
     def _begin_in(self, saved: dict[str, Snapshot]) -> None:
         """Begin in saved scenes. Raises ConfigError."""
@@ -280,7 +281,7 @@ class Stream:
         self.accounts.lose("cleared", self.accounts.in_processing(0) + self.accounts.waiting)
 
     def _run(self, chosen: NextWindow) -> None:
-        for frames in chosen.instants:
+        for frames in chosen.framesets:
             known = self._annotator.annotate(frames)
             for tracked in chosen.scene_stream.pipeline.push(*known) if known else ():
                 if self.host.stopping():
@@ -407,7 +408,7 @@ class NextWindow:
     """The frames of the next window of one scene."""
 
     scene_stream: SceneStream
-    instants: list[list[Frame]]
+    framesets: list[list[Frame]]
 
 
 class WindowChooser:
@@ -428,7 +429,7 @@ class WindowChooser:
     @property
     def images(self) -> int:
         """Number of usable images selected ahead."""
-        return sum(map(len, self.ahead.instants)) if self.ahead is not None else 0
+        return sum(map(len, self.ahead.framesets)) if self.ahead is not None else 0
 
     def next(self) -> NextWindow | None:
         """Returns the frames of the next window; None if too few wait."""
@@ -452,7 +453,7 @@ class WindowChooser:
             if self.ahead is None:
                 time.sleep(POLL_S)
                 continue
-            for frame in (f for instant in self.ahead.instants for f in instant):
+            for frame in (f for frameset in self.ahead.framesets for f in frameset):
                 self.ahead.scene_stream.pipeline.begin(frame)
             self._preparing_s = time.perf_counter() - start
 
@@ -465,10 +466,10 @@ class WindowChooser:
                 return NextWindow(scene_stream, [self._read(scene_stream, i) for i in waiting])
         return None
 
-    def _read(self, scene_stream: SceneStream, instant: Instant[RawFrame]) -> list[Frame]:
-        """Returns the usable frames of one instant, prepared for the network."""
-        self._stages.add("wait", (self._host.now_ns() - instant.stamp_ns) / 1e9)
-        frames = [self._decode(raw) for raw in instant.frames]
+    def _read(self, scene_stream: SceneStream, frameset: Frameset[RawFrame]) -> list[Frame]:
+        """Returns the usable frames of one frameset, prepared for the network."""
+        self._stages.add("wait", (self._host.now_ns() - frameset.stamp_ns) / 1e9)
+        frames = [self._decode(raw) for raw in frameset.frames]
         with self._stages.of("prepare"):
             prepare = scene_stream.pipeline.builder.prepare
             return [prepare(frame) for frame in frames if frame is not None]

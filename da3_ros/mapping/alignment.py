@@ -133,7 +133,7 @@ class ToleranceModel:
         """Notes a refused window; forgets the learned tolerance when most windows are refused.
 
         Then the tolerance is wrong rather than the windows. It becomes wide again before
-        consecutive refusals end a segment.
+        consecutive refusals end a chain.
         """
         self._doubts += 1
         if self._doubts >= MAX_DOUBTS:

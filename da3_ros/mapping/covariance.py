@@ -4,14 +4,14 @@ The estimator is linear in small errors: a window's similarity is a weighted mea
 measurements of its overlap views (``Alignment.gains``), a new view takes the pose that its window
 gives it, and an overlap view moves towards each new observation. So the joint covariance of the
 errors of all views that windows may share follows exactly from the noise of one window. Views with
-a common past have correlated errors, which a chain of independent steps would miss. The noise is
+a common past have correlated errors, which a sum of independent steps would miss. The noise is
 learned from the disagreement of the views of a window (``WindowNoise``).
 
 An error that a network repeats in every window causes no disagreement. Its size is a property of
 the network (``MotionError``) and is added.
 
 An error is (log scale; rotation, rad; position): estimate minus truth, rotation and position in
-the axes and the unit of the segment. No network, no ROS.
+the axes and the unit of the chain. No network, no ROS.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from da3_ros.types import Array, MotionError
 # windows of expected and found values give the variances (method of moments).
 
 SIZE = 7  # components of an error: log scale, rotation, position
-SCALE, ROTATION, PLACE = slice(0, 1), slice(1, 4), slice(4, 7)
-_KINDS = ((SCALE, False), (ROTATION, False), (PLACE, False), (ROTATION, True), (PLACE, True))
+SCALE, ROTATION, POSITION = slice(0, 1), slice(1, 4), slice(4, 7)
+_KINDS = ((SCALE, False), (ROTATION, False), (POSITION, False), (ROTATION, True), (POSITION, True))
 KINDS = len(_KINDS)
 FADE = 0.98  # factor on a window's weight per later window
 PRIOR_WINDOWS = 1.0  # weight of the prior noise, in windows
@@ -102,7 +102,7 @@ def window_covariance(views: int, depth: float) -> Array:
     out = []
     for part, grows in _KINDS:
         one = np.zeros(SIZE)
-        one[part] = depth**2 if part == PLACE else 1.0
+        one[part] = depth**2 if part == POSITION else 1.0
         out.append(np.kron(np.outer(along, along) if grows else np.eye(views), np.diag(one)))
     return np.stack(out)
 
@@ -122,7 +122,7 @@ def _forms(views: int) -> Array:
 
 
 MAX_VIEWS = 128  # views in the joint covariance
-# Factor on the variance of a solved graph, which treats loops at one place as independent,
+# Factor on the variance of a solved graph, which treats loops at one location as independent,
 # although they share views.
 LOOP_CORRELATION = 2.0
 MIN_MOTION = 0.01  # rad, or distance over depth; after less motion the image is the same
@@ -166,12 +166,12 @@ class WindowObservation:
 class RefinedObservation:
     """Views that feature tracks have refined, and the views that held them.
 
-    Errors: (log scale; rotation, rad; position), in the axes of the segment.
+    Errors: (log scale; rotation, rad; position), in the axes of the chain.
     """
 
     ids: Sequence[int]  # [F] of the refined views
     held: Sequence[int]  # [H] of the held views, oldest first
-    poses: Mapping[int, Array]  # [4, 4] of all of them in the segment
+    poses: Mapping[int, Array]  # [4, 4] of all of them in the chain
     depth: float  # typical depth, units of odometry
     covariance: Array  # [7 F, 7 F] of the errors with the held views exact
     by_held: Array  # [7 F, 7 H] derivatives of the errors by those of the held views
@@ -217,10 +217,10 @@ class JointCovariance:
         layers = self.P[:, rows[:, None], rows]
         return np.asarray(np.tensordot(np.append(variances, 1.0), layers, 1))
 
-    def begin_segment(self, window: WindowObservation, reference: int) -> None:
-        """Starts with the first window of a segment.
+    def begin_chain(self, window: WindowObservation, reference: int) -> None:
+        """Starts with the first window of a chain.
 
-        The view at index ``reference`` defines the segment's position, the window its unit.
+        The view at index ``reference`` defines the chain's position, the window its unit.
         """
         self._slots.clear()
         B = np.eye(SIZE * len(window.ids))
@@ -381,7 +381,7 @@ class SystematicError:
         return id in self._errors
 
     def begin(self, id: int, known: Array | None = None) -> None:
-        """Sets a view's error: ``known`` [2], or zero for the view that defines the segment."""
+        """Sets a view's error: ``known`` [2], or zero for the view that defines the chain."""
         at = np.zeros(2) if known is None else np.asarray(known, float)
         self._errors[id] = (at, np.zeros(2))
 
@@ -434,23 +434,23 @@ class SystematicError:
         angle, distance = motion(T_known, T)
         grown = error.rotation * angle + error.distance * distance / depth
         least = error.least
-        place = grown * depth + _size(held)[0] * distance
-        return held[0] + [grown, place], held[1] + np.square([least, least * depth])
+        position = grown * depth + _size(held)[0] * distance
+        return held[0] + [grown, position], held[1] + np.square([least, least * depth])
 
 
 class PoseUncertainty:
     """Covariances of published poses, in odometry and in the map.
 
-    Both start at the first view of a segment, which is exact. A loop replaces the map's and leaves
+    Both start at the first view of a chain, which is exact. A loop replaces the map's and leaves
     odometry's as it is. After motion that was not measured, odometry's is unknown.
     """
 
     def __init__(self, error: MotionError = UNMEASURED) -> None:
         self._error = error
-        self.start_segment(known=True)
+        self.start_chain(known=True)
 
-    def start_segment(self, *, known: bool) -> None:
-        """Begins a segment; known: odometry begins with it, so that no motion is missing."""
+    def start_chain(self, *, known: bool) -> None:
+        """Begins a chain; known: odometry begins with it, so that no motion is missing."""
         self._known = known
         self.noise = WindowNoise()
         self._odometry = self._map = (JointCovariance(), SystematicError(self._error))
@@ -463,10 +463,10 @@ class PoseUncertainty:
         both = {id(joint): joint for joint, _ in (self._odometry, self._map)}
         return sum(joint.P.nbytes for joint in both.values())
 
-    def begin_segment(self, window: WindowObservation, reference: int) -> None:
-        """Starts with the first window of a segment; the view at ``reference`` is its origin."""
+    def begin_chain(self, window: WindowObservation, reference: int) -> None:
+        """Starts with the first window of a chain; the view at ``reference`` is its origin."""
         joint, systematic = self._odometry
-        joint.begin_segment(window, reference)
+        joint.begin_chain(window, reference)
         systematic.begin(window.ids[reference])
         for index in (i for i in range(len(window.ids)) if i != reference):
             systematic.add(window, index, [reference])
@@ -541,8 +541,8 @@ class PoseUncertainty:
         return self._of(self._odometry, id) if self._known else None
 
     def in_map(self, id: int) -> Array | None:
-        """Returns the covariance [6, 6] of (position, rotation) in the view's part of the map;
-        None: unknown."""
+        """Returns the covariance [6, 6] of (position, rotation) in the view's component of the
+        map; None: unknown."""
         return self._of(self._map, id)
 
     def _trackers(self) -> list[tuple[JointCovariance, SystematicError]]:
@@ -553,8 +553,8 @@ class PoseUncertainty:
         if id not in joint or id not in systematic:
             return None
         covariance = joint.of(id, self.noise.variances)[1:, 1:]
-        rotation, place = systematic.of(id) ** 2 / 3  # per axis
-        covariance += np.diag([*[rotation] * 3, *[place] * 3])
+        rotation, position = systematic.of(id) ** 2 / 3  # per axis
+        covariance += np.diag([*[rotation] * 3, *[position] * 3])
         order = [3, 4, 5, 0, 1, 2]
         return np.asarray(covariance[np.ix_(order, order)] + FLOOR * np.eye(6))
 
@@ -568,24 +568,24 @@ def rotated_covariance(covariance: Array, R: Array) -> Array:
     return np.asarray(both @ covariance @ both.T)
 
 
-def in_metres(covariance: Array, scale: float, sigma: float, place: Array) -> Array:
+def in_metres(covariance: Array, scale: float, sigma: float, position: Array) -> Array:
     """Returns a covariance [6, 6] of (position, rotation) with positions in metres.
 
     scale: metres per unit. sigma: its relative standard deviation (NaN: not stated), which moves a
-    camera at ``place`` [3] (metres) along its direction from the origin.
+    camera at ``position`` [3] (metres) along its direction from the origin.
     """
     units = np.array([scale, scale, scale, 1, 1, 1])
     out = covariance * np.outer(units, units)
     if np.isfinite(sigma):
-        out[:3, :3] += sigma**2 * np.outer(place, place)
+        out[:3, :3] += sigma**2 * np.outer(position, position)
     return np.asarray(out)
 
 
 def kept_error(T_odom_local: Array, T_local_camera: Array) -> Array:
     """Returns the second moment [6, 6] of (position, rotation) of the error that a camera's pose
     in odometry has because odometry did not take over later corrections."""
-    place = T_local_camera[:3, 3]
-    moved = T_odom_local[:3, :3] @ place + T_odom_local[:3, 3] - place
+    position = T_local_camera[:3, 3]
+    moved = T_odom_local[:3, :3] @ position + T_odom_local[:3, 3] - position
     turned = Rotation.from_matrix(T_odom_local[:3, :3]).as_rotvec()
     error = np.concatenate((moved, turned))
     return np.outer(error, error)

@@ -1,6 +1,6 @@
 """Where the submaps lie in the map of another SLAM: by its poses at the stamps of our frames.
 
-Pure functions. Places are rigid transforms ``T_world_submap`` [4, 4], metres.
+Pure functions. Poses are rigid transforms ``T_map_submap`` [4, 4], metres.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from da3_ros.mapping.slam_poses import between, mean_transform
 from da3_ros.mapping.trajectory import MAX_GAP_NS
 from da3_ros.types import Array
 
-Places = dict[int, Array]  # T_world_submap [4, 4] by the submap's id
+SubmapPoses = dict[int, Array]  # T_map_submap [4, 4], metres, by the submap's id
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,13 +43,13 @@ class OwnPoses:
         T[:, :3, 3] *= _of(lengths, rows["submap"])[:, None]
         return OwnPoses(rows["stamp_ns"], rows["submap"], T, rows["standing_ns"])
 
-    def at(self, stamps: Array, places: Places, segment: Mapping[int, int]) -> tuple[
+    def at(self, stamps: Array, poses: SubmapPoses, chain: Mapping[int, int]) -> tuple[
         Array, Array, Array
     ]:  # fmt: skip
         """Returns poses at other times: indices of those ``stamps`` [M] that have one, the ids of
         their submaps, and ``T_submap_camera`` [., 4, 4].
 
-        A pose is interpolated between two frames of one segment (by submap), which are near in
+        A pose is interpolated between two frames of one chain (by submap), which are near in
         time, or between which the camera stood.
         """
         if not len(self.stamps):
@@ -62,23 +62,23 @@ class OwnPoses:
         found = np.flatnonzero((before >= 0) & (after < len(self.stamps)))
         i, j = before[found], after[found]
         gap = self.stamps[j] - self.stamps[i]
-        of = _of(segment, self.submap)
+        of = _of(chain, self.submap)
         known = (gap <= MAX_GAP_NS) | (gap == self.standing_ns[i])
         near = known & (of[i] == of[j])
         found, i, j, gap = found[near], i[near], j[near], gap[near]
         share = (stamps[found] - self.stamps[i]) / np.maximum(gap, 1)
         submap = np.where(share < 0.5, self.submap[i], self.submap[j])
-        T_world_camera = between(self._placed(i, places), self._placed(j, places), share)
-        back = {id: invert_pose(place) for id, place in places.items()}
-        return found, submap, _of(back, submap) @ T_world_camera
+        T_map_camera = between(self._placed(i, poses), self._placed(j, poses), share)
+        back = {id: invert_pose(pose) for id, pose in poses.items()}
+        return found, submap, _of(back, submap) @ T_map_camera
 
-    def _placed(self, index: Array, places: Places) -> Array:
-        return _of(places, self.submap[index]) @ self.T_submap_camera[index]
+    def _placed(self, index: Array, poses: SubmapPoses) -> Array:
+        return _of(poses, self.submap[index]) @ self.T_submap_camera[index]
 
 
-def measured_places(
+def measured_poses_of(
     submap: Array, T_slam_camera: Array, T_submap_camera: Array, fewest: int
-) -> Places:
+) -> SubmapPoses:
     """Returns ``T_slam_submap`` of each submap that has at least ``fewest`` poses [N, 4, 4]."""
     order = np.argsort(submap, kind="stable")
     ids, begins = np.unique(submap[order], return_index=True)
@@ -94,50 +94,50 @@ def measured_places(
 
 
 def completed(
-    measured: Places, places: Places, segment: Mapping[int, int], part: Mapping[int, int],
-    stays: Iterable[int],
-) -> Places:  # fmt: skip
-    """Returns the new places of all submaps; ``measured``: of some.
+    measured: SubmapPoses, poses: SubmapPoses, chain: Mapping[int, int],
+    component: Mapping[int, int], stays: Iterable[int],
+) -> SubmapPoses:  # fmt: skip
+    """Returns the new poses of all submaps; ``measured``: of some.
 
-    A submap between two measured ones of its segment is interpolated, one after them moves with
-    the last, one before them with the first, unless it is one that ``stays``. A segment without
-    measured ones moves with the first measured submap of its part, or stays.
+    A submap between two measured ones of its chain is interpolated, one after them moves with
+    the last, one before them with the first, unless it is one that ``stays``. A chain without
+    measured ones moves with the first measured submap of its component, or stays.
     """
     known, stays, out = sorted(measured), set(stays), {}
-    for id, place in places.items():
+    for id, pose in poses.items():
         at = bisect_left(known, id)
-        same = [k for k in known[max(at - 1, 0) : at + 1] if segment[k] == segment[id]]
+        same = [k for k in known[max(at - 1, 0) : at + 1] if chain[k] == chain[id]]
         before = next((k for k in same if k <= id), None)
         after = next((k for k in same if k >= id), None)
         if id in measured:
             out[id] = measured[id]
         elif before is not None and after is not None:
-            a, b = (measured[k] @ invert_pose(places[k]) @ place for k in (before, after))
+            a, b = (measured[k] @ invert_pose(poses[k]) @ pose for k in (before, after))
             out[id] = interpolate(a, b, (id - before) / (after - before))
         elif before is None and id in stays:
-            out[id] = place
+            out[id] = pose
         else:
             near = [k for k in (before, after) if k is not None]
-            one = next(iter(near or [k for k in known if part[k] == part[id]]), None)
-            out[id] = place if one is None else measured[one] @ invert_pose(places[one]) @ place
+            one = next(iter(near or [k for k in known if component[k] == component[id]]), None)
+            out[id] = pose if one is None else measured[one] @ invert_pose(poses[one]) @ pose
     return out
 
 
-def largest_move(before: Places, after: Places) -> tuple[float, float]:
+def largest_move(before: SubmapPoses, after: SubmapPoses) -> tuple[float, float]:
     """Returns the farthest move of a submap's origin, metres, and the largest turn, radians."""
     metres, turns = _moves(before, after)
     return float(metres.max(initial=0.0)), float(turns.max(initial=0.0))
 
 
-def kept(before: Places, after: Places, metres: float, turn: float) -> Places:
-    """Returns ``after``, with the old places of submaps that move by less than ``metres`` and turn
+def kept(before: SubmapPoses, after: SubmapPoses, metres: float, turn: float) -> SubmapPoses:
+    """Returns ``after``, with the old poses of submaps that move by less than ``metres`` and turn
     by less than ``turn``, radians."""
     moved, turned = _moves(before, after)
     stays = (moved < metres) & (turned < turn)
     return {id: before[id] if stay else after[id] for id, stay in zip(before, stays, strict=True)}
 
 
-def _moves(before: Places, after: Places) -> tuple[Array, Array]:
+def _moves(before: SubmapPoses, after: SubmapPoses) -> tuple[Array, Array]:
     """Returns by how much each submap moves, metres [N], and turns, radians [N]."""
     a = np.array(list(before.values())).reshape(-1, 4, 4)
     b = np.array([after[id] for id in before]).reshape(-1, 4, 4)
@@ -151,8 +151,8 @@ def correction_to(
 ) -> Correction:  # fmt: skip
     """Returns the correction that moves submaps from poses in the map to others.
 
-    ties: (older, newer) submap whose parts become one. What a graph has of submaps that are gone
-    moves with the submap before them.
+    ties: (older, newer) submap whose components become one. What a graph has of submaps that are
+    gone moves with the submap before them.
     """
     ids = sorted(before)
     newest = ids[-1]
@@ -161,9 +161,9 @@ def correction_to(
     first = [0, *ids[1:]]
     nodes, moves = [], []
     for k, id in enumerate(ids[:-1]):
-        place = T_map_local.inverse() @ before[id]
+        pose = T_map_local.inverse() @ before[id]
         nodes.append(Node(first[k], last[k]))
-        moves.append(T_new.inverse() @ after[id] @ place.inverse())
+        moves.append(T_new.inverse() @ after[id] @ pose.inverse())
     moved = Moves(tuple(nodes), tuple(moves))
     return Correction(moved, T_new, T_map_local, ties, followed=True)
 

@@ -22,5 +22,5 @@ class LocalFrame:
     T_local_camera: Array  # [4, 4]; NaN from a single-image network
     scale: Scale
     window: WindowReport
-    is_reference: bool = True  # whether it is the first camera's frame of its instant
+    is_reference: bool = True  # whether it is the first camera's frame of its frameset
     keyframe: bool = False

@@ -1,8 +1,8 @@
 """Points that keyframes look through: what moved away, or never was there.
 
-A keyframe that measures a surface behind a point has seen that the place of the point is empty.
-Depth is compared in cells of pixels, by the nearest and the farthest depth around each, so that
-depth edges and errors of poses by a few pixels count for nothing.
+A keyframe that measures a surface behind a point has seen that where the point is there is
+nothing. Depth is compared in cells of pixels, by the nearest and the farthest depth around each,
+so that depth edges and errors of poses by a few pixels count for nothing.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from da3_ros.geometry.similarity import Similarity, orthonormal
-from da3_ros.mapping.pose_graph import Edge, Metric, marginal, optimize, parts
+from da3_ros.mapping.pose_graph import Edge, Metric, components, marginal, optimize
 from da3_ros.types import Array
 
 MAX_LOG_SCALE = 3.0  # log of the largest credible change of a submap's size
@@ -57,7 +57,7 @@ class Correction:
     moves: Moves  # submaps that it does not hold stay
     T_map_local: Similarity  # keeps the first submap where it is in the map
     before: Similarity  # ``T_map_local`` for which it was solved
-    # (older, newer) submap of every loop in the graph: their parts become one
+    # (older, newer) submap of every loop in the graph: their components become one
     loops: tuple[tuple[int, int], ...] = ()
     # [7, 7] of the newest submap's pose relative to the first submap that edges connect it to:
     # (log scale; rotation, rad; position, units), in the frame of odometry
@@ -92,11 +92,11 @@ class Correction:
 
 @dataclass(frozen=True, eq=False)
 class Joint:
-    """A loop between parts whose place relative to each other was not measured."""
+    """A loop between components: no pose of one relative to the other was measured before."""
 
     drift: Similarity  # maps what moves with the new submap to where the old one measures it
     at: Array  # [3] where it was measured
-    nodes: frozenset[int]  # of the old part, by first submap
+    nodes: frozenset[int]  # of the old component, by first submap
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +111,7 @@ class Problem:
     keep_unit: bool = False  # whether the oldest submap keeps its size in the map
     loops: tuple[tuple[int, int], ...] = ()  # (older, newer) node of every loop, by first submap
     joined: Joint | None = None  # what the newest loop has joined; None: what was connected
-    all_parts: bool = False  # whether parts without edges to the newest submap are solved too
+    all_components: bool = False  # or only the newest submap's
 
 
 def with_rigid_map(
@@ -139,13 +139,15 @@ def solve(problem: Problem) -> Correction:
     if the solution is not credible: contradicting loops can shrink a part of the map to a point.
     """
     nodes, edges = list(problem.poses), problem.edges
-    newest, part = len(nodes) - 1, parts(len(nodes), edges)
-    here = part == part[newest]
-    anchors = {int(p): int(np.argmax(part == p)) for p in part} | {int(part[newest]): newest}
-    fixed = _fixed(problem, part, anchors)
-    found = optimize(_start(problem, part), edges, fixed=fixed, metric=problem.metric).nodes
+    newest, component = len(nodes) - 1, components(len(nodes), edges)
+    here = component == component[newest]
+    anchors = {int(p): int(np.argmax(component == p)) for p in component} | {
+        int(component[newest]): newest
+    }
+    fixed = _fixed(problem, component, anchors)
+    found = optimize(_start(problem, component), edges, fixed=fixed, metric=problem.metric).nodes
     back = {p: nodes[a] @ found[a].inverse() for p, a in anchors.items()}
-    found = [back[int(p)] @ one for one, p in zip(found, part, strict=True)]
+    found = [back[int(p)] @ one for one, p in zip(found, component, strict=True)]
     moves = tuple(now @ before.inverse() for now, before in zip(found, nodes, strict=True))
     most = max(abs(math.log(move.scale)) if move.scale > 0 else math.inf for move in moves)
     if not most < MAX_LOG_SCALE:
@@ -159,7 +161,7 @@ def solve(problem: Problem) -> Correction:
     # What no edges connect to the newest submap keeps its pose and size in the map.
     stays = T_map_local.inverse() @ T
     moves = tuple(
-        m if near else stays @ m if problem.all_parts else stays
+        m if near else stays @ m if problem.all_components else stays
         for m, near in zip(moves, here, strict=True)
     )
     sure = marginal(found, edges, fixed=oldest, of=newest, metric=problem.metric)
@@ -167,29 +169,29 @@ def solve(problem: Problem) -> Correction:
     return Correction(corrected, T_map_local, T, problem.loops, sure)
 
 
-def _fixed(problem: Problem, part: Array, anchors: Mapping[int, int]) -> list[int]:
-    """Returns one node of each part that is held: its anchor, unless only others have a known
+def _fixed(problem: Problem, component: Array, anchors: Mapping[int, int]) -> list[int]:
+    """Returns one node of each component that is held: its anchor, unless only others have a known
     size."""
-    sized = np.broadcast_to(problem.metric, len(part))
+    sized = np.broadcast_to(problem.metric, len(component))
     out = []
     for number, anchor in anchors.items():
-        known = np.flatnonzero(sized & (part == number))
+        known = np.flatnonzero(sized & (component == number))
         out.append(anchor if sized[anchor] or not len(known) else int(known[0]))
     return out
 
 
-def _start(problem: Problem, part: Array) -> list[Similarity]:
-    """Returns the places where the solution is looked for.
+def _start(problem: Problem, component: Array) -> list[Similarity]:
+    """Returns the poses from which the solution is looked for.
 
-    A guessed place may be wrong by any rotation, from which the solver could end in a false
-    minimum: what a loop has joined starts where the loop puts it. Known sizes stay.
+    The pose of an unconnected component may be wrong by any rotation, from which the solver could
+    end in a false minimum: what a loop has joined starts where the loop puts it. Known sizes stay.
     """
     nodes, joined = list(problem.poses), problem.joined
     old = np.array([joined is not None and n.first in joined.nodes for n in problem.nodes])
     if joined is None or not old.any():
         return nodes
     sized, drift = np.broadcast_to(problem.metric, len(nodes)), joined.drift
-    new = (part == part[np.argmax(old)]) & ~old
+    new = (component == component[np.argmax(old)]) & ~old
     if (sized & old).any() and (sized & new).any():
         R = drift.R
         drift = Similarity(1.0, R, drift.points(joined.at) - R @ joined.at)

@@ -45,7 +45,7 @@ class _Keyframe:
 
 
 class KeyframeSelector:
-    """The views of one segment that later windows may share; the owner of the table's views."""
+    """The views of one chain that later windows may share; the owner of the table's views."""
 
     def __init__(
         self, limits: KeyframeConfig, newest: int, table: MapTable, most: int = MAX_KEYFRAMES
@@ -103,7 +103,7 @@ class KeyframeSelector:
     def choose_like(self, views: int, descriptor: Array | None) -> list[OverlapView]:
         """Returns at most ``views`` keyframes, oldest first, that look most similar to a view.
 
-        descriptor: [D] of that view. Without descriptors, keyframes of all places.
+        descriptor: [D] of that view. Without descriptors, keyframes of all locations.
         """
         count = len(self._keyframes)
         known = [k.descriptor for k in self._keyframes]

@@ -1,4 +1,4 @@
-"""Chooses the keyframes that may show the place of a new one, the most similar first."""
+"""Chooses the keyframes that may show the location of a new one, the most similar first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.mapping.alignment import Alignment, WindowAligner
 from da3_ros.mapping.loop_keyframes import LoopKeyframes, PlacedKeyframe
 from da3_ros.mapping.map_table import MapTable, OverlapView, ViewRow
-from da3_ros.mapping.place_hint import PlaceHint
+from da3_ros.mapping.pose_hint import PoseHint
 from da3_ros.mapping.resizing import Cut
 from da3_ros.mapping.submap_graph import SubmapGraph
 from da3_ros.types import Array, FloatImage, Window, WindowEstimate
@@ -35,7 +35,7 @@ class LoopCandidates:
         self._keyframes, self._graph, self._submaps = keyframes, graph, submaps
         self._active = False  # whether there may be a candidate
         self._compared: set[int] = set()  # submaps that the new keyframe was compared with
-        # Submaps of a read-only map in which places are looked for; None: in all keyframes.
+        # Submaps of a read-only map in which locations are looked for; None: in all keyframes.
         self.searched: frozenset[int] | None = None
         self._from: tuple[int, Callable[[int], bool]] | None = None  # see ``look_from``
 
@@ -71,7 +71,7 @@ class LoopCandidates:
             return self._keyframes[-1]
         return next(k for k in self._keyframes if k.view.id == self._from[0])
 
-    def next(self, hint: PlaceHint | None) -> ViewRow | None:
+    def next(self, hint: PoseHint | None) -> ViewRow | None:
         """Returns the keyframe to compare the new one with; None if there is none.
 
         hint: where the camera may be, in ``local``: keyframes there need not look similar.
@@ -96,7 +96,7 @@ class LoopCandidates:
         self._active = False  # until there is a new keyframe
         return None
 
-    def _allowed(self, new: ViewRow, hint: PlaceHint | None) -> Callable[[ViewRow], bool]:
+    def _allowed(self, new: ViewRow, hint: PoseHint | None) -> Callable[[ViewRow], bool]:
         """Returns what tells whether a keyframe may be compared, however similar it is."""
         graph, newest = self._graph, self._graph.index(new.submap)
         tied = graph.loop_partners(new.submap) if self._from is None else set()
@@ -108,7 +108,7 @@ class LoopCandidates:
                 return False
             at = graph.index(old.submap)
             near = newest - at < MIN_SUBMAPS_APART
-            if at in tied or (near and graph.in_one_segment(old.submap, new.submap)):
+            if at in tied or (near and graph.in_one_chain(old.submap, new.submap)):
                 return False
             there = PlacedKeyframe.of(old, self._submaps)
             return hint is None or hint.allows(there.centre, MAX_DISTANCE * there.depth)
@@ -168,7 +168,7 @@ class DriftModel:
         return np.asarray(self._own + [0, 0, by_arms])
 
 
-# Measures a loop in the geometry of a window that sees two visits of a place.
+# Measures a loop in the geometry of a window that sees two visits of a location.
 
 # Of a true loop: share of points that both sides see, and share of those that agree.
 MIN_VISIBLE, MIN_AGREEING = 0.15, 0.6
@@ -281,7 +281,7 @@ def visible_depths(points: Array, K: Array, depth: FloatImage) -> tuple[Array, A
 #
 # By the drift between keyframes along the graph of submaps.
 
-SAME_PLACE = 0.25  # drift variance within a place over that between the sides of a loop
+SAME_LOCATION = 0.25  # drift variance within a location over that between the sides of a loop
 
 
 def drift_between(graph: SubmapGraph, old: PlacedKeyframe, new: PlacedKeyframe) -> Array:
@@ -305,12 +305,13 @@ class LoopAgreement:
         return within_sigmas(drift, IDENTITY, new.centre, possible)
 
     def agree(self, first: Loop, second: Loop) -> bool:
-        """True if two loops of different keyframes are of one place and measure the same drift."""
+        """True if two loops of different keyframes are of one location and measure the same
+        drift."""
         old, new, drift, variance = self._placed(first)
         other_old, other_new, other_drift, other_variance = self._placed(second)
         apart = drift_between(self._graph, new, other_new)
         apart = apart + drift_between(self._graph, old, other_old)
-        if not apart[2] < SAME_PLACE * drift_between(self._graph, other_old, other_new)[2]:
+        if not apart[2] < SAME_LOCATION * drift_between(self._graph, other_old, other_new)[2]:
             return False
         point = other_new.centre
         square = float(((new.centre - point) ** 2).sum())
@@ -367,7 +368,7 @@ def _neighbours(
         found += [
             one
             for one in near
-            if graph.in_one_segment(keyframe.submap, one.submap) and cut_to(one, new)
+            if graph.in_one_chain(keyframe.submap, one.submap) and cut_to(one, new)
         ]
     return found[: min(VIEWS_PER_SIDE, most)]
 

@@ -1,11 +1,11 @@
-"""Detects places that the camera visits again, measures how far the map has drifted there, and
+"""Detects locations that the camera visits again, measures how far the map has drifted there, and
 corrects it.
 
 Each keyframe is kept with a descriptor that the network computes anyway (the mean of its patch
 features before frames are mixed). If a new keyframe is similar to an old one, and drift allows
-both to show one place, the pair is verified: a window of both and their neighbours goes through
+both to show one location, the pair is verified: a window of both and their neighbours goes through
 the network, and each side of the window is aligned to the map. The similarity between the two
-alignments is the drift. One such loop is never enough: a network may fuse two look-alike places
+alignments is the drift. One such loop is never enough: a network may fuse two look-alike locations
 into one. Two loops of different keyframes must agree, within four standard deviations, with each
 other and with the drift that is possible. Then a graph of submaps (``pose_graph``) is solved on
 another thread; its correction is applied between two windows.
@@ -46,8 +46,8 @@ from da3_ros.mapping.loop_keyframes import (
     numbered,
 )
 from da3_ros.mapping.map_table import KeyframeFile, MapListener, MapTable, ViewRow
-from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.pose_graph import Metric
+from da3_ros.mapping.pose_hint import PoseHint
 from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.submap_graph import Absorbed, SubmapGraph, with_lever_arm
 from da3_ros.mapping.submap_spill import Submap
@@ -55,10 +55,10 @@ from da3_ros.types import Array, Window, WindowEstimate
 
 log = logging.getLogger(__name__)
 
-EAGER_LOOKS = 30  # windows in a row that are spent on looking for an unknown place
+EAGER_LOOKS = 30  # windows in a row that are spent on looking for an unknown pose
 MAX_UNCONFIRMED = 4  # verified loops kept until a second one confirms them
 LIVE_SUBMAPS = 2  # newest submaps of which a localized camera's keyframes are kept
-# Variance [3] that the start of a segment adds; position over the depth seen last.
+# Variance [3] that the start of a chain adds; position over the depth seen last.
 LOST_VARIANCE = np.array([0.7, 0.5, 1.0]) ** 2
 
 Infer = Callable[[Window], WindowEstimate | None]
@@ -89,7 +89,7 @@ class LoopClosure(MapListener):
         self.found = self.refused = 0
         self._solving: Future[Correction] | None = None
         self._last_try = -1  # id of the last window after which a candidate was verified
-        self._looks = 0  # since the place became unknown
+        self._looks = 0  # since the pose in the map became unknown
         self._forget_all()
 
     def on_clear(self) -> None:
@@ -105,9 +105,9 @@ class LoopClosure(MapListener):
         # Drift since the newest submap began; None: no edge to the submap before it.
         self._drift_model: DriftModel | None = None
         self._guessed = False  # whether a part of this drift is guessed rather than measured
-        self._joined: Joint | None = None  # parts that the newest loop has joined
-        # Whether the oldest submap keeps its size in the map: if loops connect parts, and in a
-        # loaded map.
+        self._joined: Joint | None = None  # components that the newest loop has joined
+        # Whether the oldest submap keeps its size in the map: if loops connect components, and in
+        # a loaded map.
         self._keeps_unit = False
 
     def spill_to(self, spill: ArraySpill) -> None:
@@ -153,10 +153,10 @@ class LoopClosure(MapListener):
         if self._drift_model is not None:
             self._drift_model.rescale(factor, about)
 
-    def start_segment(self, *, lost: bool) -> None:
-        """Begins a segment with a unit of its own.
+    def start_chain(self, *, lost: bool) -> None:
+        """Begins a chain with a unit of its own.
 
-        lost: it begins near the end of the last segment; else its position is unknown.
+        lost: it begins near the end of the last chain; else its position is unknown.
         """
         if not lost or self._drift_model is None or not self.keyframes:
             self._drift_model = None
@@ -224,14 +224,14 @@ class LoopClosure(MapListener):
 
     @property
     def recognises_map(self) -> bool:
-        """Whether a read-only map has keyframes that recognise its places."""
+        """Whether a read-only map has keyframes that recognise its locations."""
         return any(one.submap < self._graph.first_live for one in self.keyframes)
 
     def end_localization(self) -> bool:
         """Lets the map grow again: what was only localized is no part of it. Returns whether new
         submaps are measured from its last one."""
         drift = self._drift_from_map()
-        self.forget_place()
+        self.forget_pose()
         self._graph.first_live = 0
         self.candidates.limit_to(None)
         self._drift_model, self._guessed = drift, False
@@ -254,7 +254,7 @@ class LoopClosure(MapListener):
     def _is_localized(self) -> bool:
         return self.candidates.searched is not None
 
-    def forget_place(self) -> None:
+    def forget_pose(self) -> None:
         """Forgets where the camera is in a read-only map."""
         self._solving = None
         self._graph.forget_live()
@@ -284,7 +284,7 @@ class LoopClosure(MapListener):
             self._absorb(absorbed)
 
     def recognition(self, scale: float = 1.0) -> Recognition:
-        """Returns what recognises the places of this map, with lengths times ``scale``."""
+        """Returns what recognises the locations of this map, with lengths times ``scale``."""
         nodes, edges = self._graph.of_map()
         keyframes = tuple(self.keyframes)
         if self._is_localized:
@@ -301,7 +301,7 @@ class LoopClosure(MapListener):
     # Finding a loop
 
     def begin_search(self) -> None:
-        """Begins to look for an unknown place: at first after each window."""
+        """Begins to look for an unknown pose: at first after each window."""
         self._looks = 0
 
     def try_close_loop(
@@ -313,25 +313,25 @@ class LoopClosure(MapListener):
         aligner: WindowAligner,
         metric: Metric,
         refine: Refine | None = None,
-        place_known: bool = True,
-        hint: PlaceHint | None = None,
+        pose_known: bool = True,
+        hint: PoseHint | None = None,
     ) -> None:
         """Verifies a candidate for a loop with the newest keyframe, every ``loop.every`` windows,
-        or after each one for a while if the place in the map is unknown.
+        or after each one for a while if the pose in the map is unknown.
 
         Starts the solver when two loops agree. views: most views of a window. infer: returns None
         for a window that cannot be verified. metric: the scale is known, so that the graph does
         not change it. refine: returns the estimate of a window with poses by tracks, or None if
         too few tracks connect its parts before and after an index; not given: the network's poses
-        count. hint: where the camera may be while its place is unknown.
+        count. hint: where the camera may be while its pose is unknown.
         """
         if not self.enabled or self._solving is not None or views < 2:
             return
-        self._looks = 0 if place_known or hint is not None else self._looks
-        eager = not place_known and self._looks < EAGER_LOOKS
+        self._looks = 0 if pose_known or hint is not None else self._looks
+        eager = not pose_known and self._looks < EAGER_LOOKS
         if 0 <= window_id - self._last_try < (1 if eager else config.every):
             return
-        old = self.candidates.next(None if place_known else hint)
+        old = self.candidates.next(None if pose_known else hint)
         if old is None:
             return
         self._last_try, self._looks = window_id, self._looks + 1
@@ -413,7 +413,7 @@ class LoopClosure(MapListener):
         """Starts the solver; ``collect`` returns its correction."""
         joined, self._joined = self._joined, None
         problem = self._graph.problem(
-            metric, self._keeps_unit, joined, all_parts=self.candidates.is_asked
+            metric, self._keeps_unit, joined, all_components=self.candidates.is_asked
         )
         if self._solver is None:
             self._solver = ThreadPoolExecutor(1, "da3_loops")

@@ -38,20 +38,20 @@ class PlacedKeyframe:
         return PlacedKeyframe(keyframe, submaps.T_local_submap(keyframe.submap))
 
     @property
-    def _T_local_ref(self) -> Similarity:
-        T = self.keyframe.T_submap_ref
+    def _T_local_saved(self) -> Similarity:
+        T = self.keyframe.T_submap_saved
         return self.T_local_submap if T is None else self.T_local_submap @ T
 
     @property
     def view(self) -> OverlapView:
         """The keyframe as an overlap view."""
-        unit = self._T_local_ref.scale * self.keyframe.depth_factor
+        unit = self._T_local_saved.scale * self.keyframe.depth_factor
         return self.keyframe.placed(self.T_local_camera, unit)
 
     @property
     def T_local_camera(self) -> Array:
         """The camera's pose [4, 4]."""
-        return self._T_local_ref.pose(self.keyframe.T_submap_camera)
+        return self._T_local_saved.pose(self.keyframe.T_submap_camera)
 
     @property
     def centre(self) -> Array:
@@ -62,7 +62,7 @@ class PlacedKeyframe:
     def depth(self) -> float:
         """Median depth."""
         k = self.keyframe
-        return self._T_local_ref.scale * k.depth_factor * k.typical_depth
+        return self._T_local_saved.scale * k.depth_factor * k.typical_depth
 
     @property
     def variance(self) -> Array:

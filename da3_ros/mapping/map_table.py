@@ -42,7 +42,7 @@ class ViewRow:
 
     view: View
     K: Array  # [3, 3] corner rule; the same in every window
-    T_submap_camera: Array  # [4, 4]; of a loaded scene, in a frame that ``T_submap_ref`` maps
+    T_submap_camera: Array  # [4, 4]; of a loaded scene, in the saved frame, see below
     pixels: Array  # [M] indices into the flattened depth image
     depth: Array  # [M] z-depth
     confidence: Array  # [M]
@@ -58,7 +58,7 @@ class ViewRow:
     depth_factor: float = 1.0  # of what later windows say of the depth, over that of the samples
     # Of keyframes of a loaded scene: the file that holds the arrays, and its number there. Until
     # it is ``loaded``, the image is black and there are no samples.
-    T_submap_ref: Similarity | None = None  # None: ref is the submap
+    T_submap_saved: Similarity | None = None  # of the frame in the file; None: the submap
     file: KeyframeFile | None = None
     index: int = -1
 

@@ -23,7 +23,7 @@ MAX_SIGMA = 0.15  # relative standard deviation above which the scale is still u
 
 
 class ScaleFilter:
-    """The scale of one segment, window by window.
+    """The scale of one chain, window by window.
 
     Until the source is certain enough the scale is ``Scale()``, which is not metric. From then on
     it follows the source by at most ``scale.max_step`` per window, and is held without
@@ -35,7 +35,7 @@ class ScaleFilter:
         self.restart(declared=True)
 
     def restart(self, *, declared: bool) -> None:
-        """Begins a new segment, which has a unit of its own.
+        """Begins a new chain, which has a unit of its own.
 
         declared: it begins with the window that a declared scale is given for.
         """
@@ -47,7 +47,7 @@ class ScaleFilter:
 
     @property
     def declared(self) -> bool:
-        """Whether a declared scale holds for this segment: it is given for the first window."""
+        """Whether a declared scale holds for this chain: it is given for the first window."""
         return bool(self.source.declared_by) and self._declared
 
     def wants_metric_model(self, window_id: int) -> bool:
@@ -56,7 +56,7 @@ class ScaleFilter:
         return self.source.needs_metric_model and due
 
     def change_unit(self, factor: float) -> None:
-        """Takes over that lengths in the segment are now ``factor`` times what they were.
+        """Takes over that lengths in the chain are now ``factor`` times what they were.
 
         The scale is held, and is uncertain, until new measurements are as certain as a first
         value must be; they may change it by any amount, because the earlier ones had the error
@@ -99,8 +99,8 @@ class ScaleFilter:
 class MapScale(MapListener):
     """Relates the unit of odometry to that of the map, and the latter to metres.
 
-    A segment has the unit of its first window. The first segment's unit is the map's. A later
-    segment gets a place in the map when its scale is known; until then its frames are not metric
+    A chain has the unit of its first window. The first chain's unit is the map's. A later
+    chain gets a pose in the map when its scale is known; until then its frames are not metric
     and not in the map.
     """
 
@@ -115,13 +115,13 @@ class MapScale(MapListener):
     def forget(self) -> None:
         """Begins a new map; a declared scale is for its first window."""
         self._metres: float | None = None  # per map unit, once known
-        # Metres per map unit of a loaded map, where no source measures: holds for segments that
+        # Metres per map unit of a loaded map, where no source measures: holds for chains that
         # are joined to it.
         self._map_scale: float | None = None
-        self._map_sigma: float | None = None  # of the current segment, once it is joined
+        self._map_sigma: float | None = None  # of the current chain, once it is joined
         self._begun = False
         # Added to positions of odometry before they are published, so that the unit's changes
-        # leave the beginning of the segment where it is.
+        # leave the beginning of the chain where it is.
         self.shift = np.zeros(3)
         self.restart(np.eye(4))
 
@@ -144,7 +144,7 @@ class MapScale(MapListener):
         self._fixed = fixed
 
     def take_from_map(self, covariance: Array | None) -> None:
-        """Takes over the scale of the loaded map, which the current segment was joined to.
+        """Takes over the scale of the loaded map, which the current chain was joined to.
 
         covariance: [7, 7] of the newest submap's pose, log scale first; None: unknown.
         """
@@ -153,15 +153,15 @@ class MapScale(MapListener):
             self._map_sigma = math.hypot(math.sqrt(max(float(covariance[0, 0]), 0.0)), FLOOR)
 
     def restart(self, T_local_camera: Array) -> None:
-        """Begins a new segment at this pose of odometry, with an unknown unit."""
+        """Begins a new chain at this pose of odometry, with an unknown unit."""
         self.begin = T_local_camera[:3, 3].copy()  # what stays in the map when the unit changes
         self.scale = Scale()  # of the newest window; metres per unit of odometry
         self.filter.restart(declared=not self._begun)
-        if self._map_scale is not None:  # until the new segment is joined to the map
+        if self._map_scale is not None:  # until the new chain is joined to the map
             self._metres = self._map_sigma = None
 
     def set_unplaced(self, scale: Scale) -> None:
-        """Takes the scale of a window without poses, which has no place in the map."""
+        """Takes the scale of a window without poses, which has no pose in the map."""
         self.scale = scale
 
     @property
@@ -186,8 +186,8 @@ class MapScale(MapListener):
 
     def published_unit(self, scale: Scale) -> float:
         """Published units (metres if the scale is known) per unit of odometry, of a window with
-        this scale; a window without a place in the map is published as it is."""
-        if not self.has_place(scale):
+        this scale; a window without a pose in the map is published as it is."""
+        if not self.has_pose(scale):
             return 1.0
         return self.unit * (self.metres if scale.metric else 1.0)
 
@@ -195,8 +195,8 @@ class MapScale(MapListener):
         """Returns units of odometry per network unit, by a window's own measurement, and the
         relative standard deviation; None without a measurement.
 
-        The measurement and the segment's scale are both uncertain. Together with the overlap
-        views, this estimate keeps the unit of a long segment from drifting.
+        The measurement and the chain's scale are both uncertain. Together with the overlap
+        views, this estimate keeps the unit of a long chain from drifting.
         """
         estimates, known = estimate.measure, self.scale
         if estimates is None or not known.metric or not self.source.learns:
@@ -250,22 +250,22 @@ class MapScale(MapListener):
         return self.scale
 
     def _set_unit(self, unit: float) -> None:
-        """Sets map units per unit of odometry; the beginning of the segment stays in the map."""
+        """Sets map units per unit of odometry; the beginning of the chain stays in the map."""
         T, factor = self._submaps.T_map_local, unit / self.unit
         grown = Similarity(factor, np.eye(3), (1 - factor) * self.begin)
         self._submaps.set_poses({}, T @ grown)
         self.shift = (self.begin + self.shift) / factor - self.begin
 
     def to_origin(self) -> None:
-        """Places the next segment at the map's origin, not at the end of the last one."""
+        """Places the next chain at the map's origin, not at the end of the last one."""
         self._submaps.set_poses({}, IDENTITY)
         self.shift = np.zeros(3)
 
     def shifted(self, T_local_camera: Array, scale: Scale) -> Array:
         """Returns a pose [4, 4] of odometry as it is published, but for the unit, in a window with
-        this scale; without a place in the map it stays."""
+        this scale; without a pose in the map it stays."""
         out = T_local_camera.copy()
-        if self.has_place(scale):
+        if self.has_pose(scale):
             out[:3, 3] += self.shift
         return out
 
@@ -275,8 +275,8 @@ class MapScale(MapListener):
         error = math.log(self.scale.value / value)
         return Scale(self.scale.source, value, math.hypot(self.scale.sigma, error))
 
-    def has_place(self, scale: Scale) -> bool:
-        """True if windows with this scale have a known place in the map."""
+    def has_pose(self, scale: Scale) -> bool:
+        """True if windows with this scale have a known pose in the map."""
         return self._metres is None or scale.metric
 
     def _add_measurements(

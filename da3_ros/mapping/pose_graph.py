@@ -45,7 +45,7 @@ class Edge:
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """Places of the nodes, and the residual of each edge."""
+    """Poses of the nodes, and the residual of each edge."""
 
     nodes: list[Similarity]
     residuals: Array  # [E] in standard deviations (root mean square of the seven components)
@@ -55,17 +55,18 @@ def optimize(
     nodes: Sequence[Similarity], edges: Sequence[Edge], *, fixed: int | Sequence[int],
     metric: Metric = False,
 ) -> Solution:  # fmt: skip
-    """Solves for the places of all ``nodes`` that fit all ``edges`` best.
+    """Solves for the poses of all ``nodes`` that fit all ``edges`` best.
 
-    fixed: index of the node that stays, or of several: one of each part that edges connect.
+    fixed: index of the node that stays, or of several: one of each component that edges connect.
     metric: scales are known and stay, poses are in SE(3); of all nodes, or of each [N].
     """
     graph = _Graph(nodes, edges, fixed, metric)
     return Solution(graph.solve(), np.sqrt((graph.residual() ** 2).mean(axis=1)))
 
 
-def parts(count: int, edges: Sequence[Edge]) -> Array:
-    """Returns the number of the part of each node [count]; edges connect the nodes of a part."""
+def components(count: int, edges: Sequence[Edge]) -> Array:
+    """Returns the number of the component of each node [count]; edges connect the nodes of a
+    component."""
     ends = ([e.first for e in edges], [e.second for e in edges])
     graph = coo_matrix((np.ones(len(edges)), ends), shape=(count, count))
     return np.asarray(connected_components(graph, directed=False)[1])
@@ -80,11 +81,11 @@ def marginal(
     with loops at their robust weights. metric: as in ``optimize``; the scale's row and column are
     zero. Raises ValueError if no edges connect the two.
     """
-    part = parts(len(nodes), edges)
-    if part[of] != part[fixed]:
+    component = components(len(nodes), edges)
+    if component[of] != component[fixed]:
         raise ValueError(f"no edges connect nodes {fixed} and {of}")
     graph = _Graph(nodes, edges, fixed, metric)
-    graph.free = graph.free[part[graph.free // UNKNOWNS] == part[of]]
+    graph.free = graph.free[component[graph.free // UNKNOWNS] == component[of]]
     wanted = np.flatnonzero(graph.free // UNKNOWNS == of)
     out = np.zeros((UNKNOWNS, UNKNOWNS))
     if of == fixed:
@@ -130,12 +131,12 @@ class _Graph:
         )
         back = Ri.transpose(0, 2, 1)
         rotation = self.measured_R.transpose(0, 2, 1) @ back @ Rj
-        place = np.einsum("nij,nj->ni", back, tj - ti) / np.exp(si)[:, None]
+        position = np.einsum("nij,nj->ni", back, tj - ti) / np.exp(si)[:, None]
         residual = np.column_stack(
             (
                 sj - si - self.measured_log_scale,
                 Rotation.from_matrix(rotation).as_rotvec(),
-                place - self.measured_t,
+                position - self.measured_t,
             )
         )
         return np.asarray(residual * self.weight)
@@ -179,7 +180,7 @@ class _Graph:
         return matrix.tocsr()[self.free][:, self.free], right[self.free]
 
     def solve(self) -> list[Similarity]:
-        """Moves the nodes until the cost converges; returns their places."""
+        """Moves the nodes until the cost converges; returns their poses."""
         damping, residual = 1e-6, self.residual()
         cost = self._cost(residual)
         for _ in range(ITERATIONS if len(self.free) and len(residual) else 0):

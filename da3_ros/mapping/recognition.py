@@ -1,4 +1,4 @@
-"""What recognises the places of a map: its graph of submaps, and keyframes of loop closure."""
+"""What recognises the locations of a map: its graph of submaps, and keyframes of loop closure."""
 
 from __future__ import annotations
 

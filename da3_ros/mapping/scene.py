@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from da3_ros.geometry.poses import T_MAP_WORLD
+from da3_ros.geometry.poses import T_ROS_MAP
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.mapping.trajectory import Poses
 from da3_ros.mapping.voxel_map import PointCloud
@@ -21,7 +21,7 @@ from da3_ros.types import Array
 CHUNK = 1 << 18  # points that are processed at once
 Shot = tuple[str, int]  # key of an image: camera's name and stamp, ns
 Jpeg = bytes | NDArray[np.uint8]  # in memory, or on its way to the disk and there
-REFERENCE = 0  # the part of a scene that defines the map's frame
+REFERENCE = 0  # the component of a scene that defines the map's frame
 
 
 def jpeg_bytes(data: Jpeg) -> bytes:
@@ -34,54 +34,56 @@ class SubmapCloud:
     """Points in the frame of their submap."""
 
     cloud: PointCloud
-    T_world_submap: Similarity = IDENTITY
-    part: int = REFERENCE
+    T_map_submap: Similarity = IDENTITY
+    component: int = REFERENCE
 
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """Points in submaps, poses in world coordinates, and the map's place.
+    """Points in submaps, poses in the map, and the axes in which ROS has it.
 
-    A scene has parts: places within a part are measured, places of parts relative to each other
-    are guessed. The part ``REFERENCE`` has a known place in the map; all others have guessed
-    places.
+    A scene has components: connected ones of the graph of submaps. Poses within a component are
+    measured, relative to others they are not. ``REFERENCE`` is the component with a known pose in
+    the map; all others are unconnected.
     """
 
     clouds: tuple[SubmapCloud, ...]
     poses: Poses
-    T_map_world: Array = field(default_factory=lambda: T_MAP_WORLD)
+    T_ros_map: Array = field(default_factory=lambda: T_ROS_MAP)
     images: Mapping[Shot, Jpeg] = field(default_factory=dict)  # JPEG, of keyframes
-    part_of: Mapping[int, int] = field(default_factory=dict)  # part of each submap by its id
-    segment_of: Mapping[int, int] = field(default_factory=dict)  # its segment likewise
+    component_of: Mapping[int, int] = field(default_factory=dict)  # by the submap's id
+    chain_of: Mapping[int, int] = field(default_factory=dict)  # its chain likewise
 
     def __len__(self) -> int:
         return sum(len(one.cloud) for one in self.clouds)
 
     @property
-    def parts(self) -> tuple[int, ...]:
-        """The parts that have points or poses."""
-        found = {one.part for one in self.clouds if len(one.cloud)} | set(self.part_of_poses())
+    def components(self) -> tuple[int, ...]:
+        """The components that have points or poses."""
+        found = {one.component for one in self.clouds if len(one.cloud)} | set(
+            self.component_of_poses()
+        )
         return tuple(sorted(found))
 
     @property
-    def guessed(self) -> int:
-        """Number of parts with a guessed place."""
-        return sum(part != REFERENCE for part in self.parts)
+    def unconnected(self) -> int:
+        """Number of components whose pose in the map is unknown."""
+        return sum(component != REFERENCE for component in self.components)
 
-    def part_of_poses(self) -> list[int]:
-        """Returns the part of each pose."""
-        return [self.part_of.get(int(id), REFERENCE) for id in self.poses.rows["submap"]]
+    def component_of_poses(self) -> list[int]:
+        """Returns the component of each pose."""
+        return [self.component_of.get(int(id), REFERENCE) for id in self.poses.rows["submap"]]
 
-    def of_part(self, part: int) -> Scene:
-        """Returns one part of the scene as a scene."""
-        chosen = np.array(self.part_of_poses(), int) == part
-        clouds = tuple(one for one in self.clouds if one.part == part)
+    def of_component(self, component: int) -> Scene:
+        """Returns one component of the scene as a scene."""
+        chosen = np.array(self.component_of_poses(), int) == component
+        clouds = tuple(one for one in self.clouds if one.component == component)
         return replace(self, clouds=clouds, poses=self.poses.take(chosen))
 
     def chunks(self) -> Iterator[PointCloud]:
         """Yields the points in the map frame, at most ``CHUNK`` at once."""
         for one in self.clouds:
-            to_map = Similarity.from_pose(self.T_map_world) @ one.T_world_submap
+            to_map = Similarity.from_pose(self.T_ros_map) @ one.T_map_submap
             for start in range(0, len(one.cloud), CHUNK):
                 cloud = one.cloud.take(slice(start, start + CHUNK))
                 yield replace(cloud, xyz=to_map.points(cloud.xyz).astype(np.float32))

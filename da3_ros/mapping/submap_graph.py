@@ -4,7 +4,7 @@ A node is a run of consecutive submaps that move as one; a young node is a singl
 there are more than ``MAX_NODES``, two consecutive nodes are merged, those with the fewest submaps
 first; their edges are kept and take over the variance of the edge between the two. The motion of
 submaps within a node is lost. When there are more than ``MAX_LOOPS`` loops, the less certain one
-of the two most redundant loops is forgotten. If no nodes can be merged (hundreds of segments
+of the two most redundant loops is forgotten. If no nodes can be merged (hundreds of chains
 without a measured edge between them) the oldest node is forgotten; its points stay in the map.
 Works on similarities and edges, not on keyframes.
 
@@ -25,7 +25,7 @@ from scipy.sparse.csgraph import dijkstra
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.graph_solution import Joint, Node, Problem, with_rigid_map
 from da3_ros.mapping.map_table import MapTable
-from da3_ros.mapping.pose_graph import Edge, Metric, parts
+from da3_ros.mapping.pose_graph import Edge, Metric, components
 from da3_ros.types import Array
 
 MAX_NODES = 256
@@ -64,7 +64,7 @@ class SubmapGraph:
         self._predecessor_cache: dict[int, Array] = {}
         self._best_edges: dict[tuple[int, int], Edge] = {}
         self._loop_partners: dict[int, set[int]] = {}
-        self._segment_cache: Array | None = None
+        self._chain_cache: Array | None = None
         self._at: dict[int, int] = {}  # index of a node by its first submap
 
     def index(self, submap: int) -> int:
@@ -143,12 +143,12 @@ class SubmapGraph:
         self._predecessor_cache.clear()
         self._best_edges.clear()
         self._loop_partners.clear()
-        self._segment_cache = None
+        self._chain_cache = None
 
-    def in_one_segment(self, submap: int, other: int) -> bool:
+    def in_one_chain(self, submap: int, other: int) -> bool:
         """True if aligned windows connect two submaps, rather than loops, guesses or nothing."""
         first, second = self.index(submap), self.index(other)
-        return bool(self._segments()[first] == self._segments()[second])
+        return bool(self._chains()[first] == self._chains()[second])
 
     def connected(self, submap: int, other: int) -> bool:
         """True if edges of any kind connect two submaps."""
@@ -260,21 +260,21 @@ class SubmapGraph:
         """Forgets the less certain one of the two loops that connect the most similar nodes."""
         loops = self._live_loops()
         ends = np.array([[self._at[e.first], self._at[e.second]] for e in loops])
-        segment = self._segments()[ends]
+        chain = self._chains()[ends]
         apart = np.abs(ends[:, None] - ends[None]).sum(axis=2).astype(float)
-        apart[(segment[:, None] != segment[None]).any(axis=2)] = np.inf
+        apart[(chain[:, None] != chain[None]).any(axis=2)] = np.inf
         apart[np.tri(len(loops), dtype=bool)] = np.inf
         i, j = np.unravel_index(int(np.argmin(apart)), apart.shape)
         gone = max((loops[i], loops[j]), key=lambda e: float(e.sigma.sum()))
         self._edges[:] = [e for e in self._edges if e is not gone]
 
-    def _segments(self) -> Array:
-        """Returns the number of each node's segment: aligned windows connect its nodes."""
-        if self._segment_cache is None:
+    def _chains(self) -> Array:
+        """Returns the number of each node's chain: aligned windows connect its nodes."""
+        if self._chain_cache is None:
             tied = {e.second for e in self._edges if not e.loop}
             begins = [node.guessed or node.first not in tied for node in self.nodes]
-            self._segment_cache = np.cumsum(begins)
-        return self._segment_cache
+            self._chain_cache = np.cumsum(begins)
+        return self._chain_cache
 
     # Saved scenes
 
@@ -312,7 +312,7 @@ class SubmapGraph:
         keep_unit: bool = False,
         joined: Joint | None = None,
         *,
-        all_parts: bool = False,
+        all_components: bool = False,
     ) -> Problem:
         """Returns what ``solve`` needs; a copy, because it may be solved on another thread."""
         loops = tuple((e.first, e.second) for e in self._edges if e.loop)
@@ -324,7 +324,7 @@ class SubmapGraph:
         edges = [dataclasses.replace(e, first=at[e.first], second=at[e.second]) for e in edges]
         return Problem(
             tuple(nodes), tuple(map(self.pose, nodes)), edges, self._submaps.T_map_local, metric,
-            keep_unit, loops, joined, all_parts,
+            keep_unit, loops, joined, all_components,
         )  # fmt: skip
 
     def unmeasured(self, old: int, new: int) -> frozenset[int]:
@@ -336,11 +336,11 @@ class SubmapGraph:
             for e in self._edges
             if e.loop or e.second not in guessed
         ]
-        part = parts(len(self.nodes), measured)
-        here = part[self.index(old)]
-        if here == part[self.index(new)]:
+        component = components(len(self.nodes), measured)
+        here = component[self.index(old)]
+        if here == component[self.index(new)]:
             return frozenset()
-        return frozenset(n.first for n, p in zip(self.nodes, part, strict=True) if p == here)
+        return frozenset(n.first for n, p in zip(self.nodes, component, strict=True) if p == here)
 
     def submaps_of_nodes(self) -> set[int]:
         """Returns the submaps whose poses it needs."""

@@ -82,16 +82,16 @@ class SubmapPoints:
         return submap.cloud.take(chosen) if growing is None else growing.cloud(chosen)
 
     def thinned(
-        self, submaps: Iterable[Submap], places: Mapping[int, Similarity], most: int
+        self, submaps: Iterable[Submap], poses: Mapping[int, Similarity], most: int
     ) -> tuple[SubmapCloud, ...]:
         """Returns an even choice of at most ``most`` points of submaps that are in memory, at
-        their ``places``."""
+        their ``poses``."""
         shown = [s for s in submaps if self.is_in_memory(s)]
         sizes = [self.point_count(s) for s in shown]
         stride, clouds, before = max(1, -(-sum(sizes) // most)), [], 0
         for s, size in zip(shown, sizes, strict=True):
             cloud = self.cloud_slice(s, slice(-before % stride, None, stride))
-            clouds.append(SubmapCloud(cloud, places[s.id], s.part))
+            clouds.append(SubmapCloud(cloud, poses[s.id], s.component))
             before += size
         return tuple(clouds)
 
@@ -186,8 +186,8 @@ class SubmapPoints:
         """Removes points above the number ``most``, and points and images above ``room`` bytes,
         from memory.
 
-        0: no limit. other_bytes: memory of poses and of what removes movers, a part of ``room``.
-        While the disk is busy, memory holds more.
+        0: no limit. other_bytes: memory of poses and of what removes dynamic points, a part of
+        ``room``. While the disk is busy, memory holds more.
         """
         self._finish_moves()
         with contextlib.suppress(SpillBusyError):

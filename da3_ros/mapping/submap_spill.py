@@ -56,7 +56,7 @@ class Submap:
     """Points and images of a run of keyframes; ``cloud`` is empty while the submap grows."""
 
     id: int  # counts up; never used twice in a scene
-    segment: int  # windows of one segment are aligned to each other
+    chain: int  # windows of one chain are aligned to each other
     T_map_submap: Similarity
     cloud: PointCloud = field(default_factory=lambda: join([]))
     images: dict[Shot, Jpeg] = field(default_factory=dict)  # JPEG, of keyframes, in memory
@@ -64,7 +64,7 @@ class Submap:
     keyframes: int = 0  # number of keyframes
     middle: Array = field(default_factory=lambda: np.zeros(3))  # of a sphere around all points
     reach: float = 0.0  # the sphere's radius
-    part: int = REFERENCE  # part of the scene; places within one part are measured
+    component: int = REFERENCE  # component of the scene; poses within one are measured
     origin: str = ""  # name of the scene that it is from; empty: of this session
 
     @property

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from da3_ros.config import MapConfig
-from da3_ros.geometry.poses import T_MAP_WORLD
+from da3_ros.geometry.poses import T_ROS_MAP
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.keyframe_store.array_spill import ArraySpill
+from da3_ros.mapping.dynamic_points import DynamicPoints
 from da3_ros.mapping.frames import LocalFrame
 from da3_ros.mapping.map_table import MapTable
-from da3_ros.mapping.mover_removal import MoverRemoval
 from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.scene import (
     REFERENCE,
@@ -51,24 +51,26 @@ class Snapshot:
 
     submaps: tuple[Submap, ...]
     poses: Poses  # in the frames of their submaps
-    segment: int  # the current one
+    chain: int  # the current one
     metric: bool
-    T_map_world: Array
+    T_ros_map: Array
     # Lengths of the snapshot (metres if ``metric``) per network unit of the newest window.
     unit: float = 1.0
-    recognition: Recognition | None = None  # None: its places are not recognised
+    recognition: Recognition | None = None  # None: its locations are not recognised
 
     def scene(self) -> Scene:
         """Returns the scene to show and export."""
-        places = {s.id: s.T_map_submap for s in self.submaps}
+        submap_poses = {s.id: s.T_map_submap for s in self.submaps}
         clouds = tuple(
-            SubmapCloud(s.cloud, places[s.id], s.part) for s in self.submaps if len(s.cloud)
+            SubmapCloud(s.cloud, submap_poses[s.id], s.component)
+            for s in self.submaps
+            if len(s.cloud)
         )
         images = {shot: data for s in self.submaps for shot, data in s.images.items()}
-        part_of = {s.id: s.part for s in self.submaps}
-        segment_of = {s.id: s.segment for s in self.submaps}
-        poses = self.poses.moved(places)
-        return Scene(clouds, poses, self.T_map_world, images, part_of, segment_of)
+        component_of = {s.id: s.component for s in self.submaps}
+        chain_of = {s.id: s.chain for s in self.submaps}
+        poses = self.poses.moved(submap_poses)
+        return Scene(clouds, poses, self.T_ros_map, images, component_of, chain_of)
 
 
 class SubmapStore:
@@ -92,10 +94,10 @@ class SubmapStore:
         self.localized: LocalizedPath | None = None  # None: new frames are mapped
         self.points = SubmapPoints(self.submaps)
         self.points.spill_to(spill)
-        self._movers = MoverRemoval(self.submaps, self.points)
-        self._next = self._segment = 0
-        self.parts_of_scene = SceneParts()
-        self._is_searched = False  # whether new frames are looked for in the first part
+        self._dynamic = DynamicPoints(self.submaps, self.points)
+        self._next = self._chain = 0
+        self.components_of_scene = SceneComponents()
+        self._is_searched = False  # whether new frames are looked for in the first component
         self.revision = next(_REVISIONS)  # changes with every visible change
         self._forget_at = 64  # number of submaps at which empty ones are removed
 
@@ -110,11 +112,11 @@ class SubmapStore:
     def nbytes(self) -> int:
         """Memory held, bytes: points, poses and images."""
         paths = self.table.path.nbytes + (0 if self.localized is None else self._shown_path.nbytes)
-        return self.points.nbytes + paths + self._movers.nbytes
+        return self.points.nbytes + paths + self._dynamic.nbytes
 
     @property
     def newest(self) -> Submap | None:
-        """The submap of new frames; None at the beginning of a segment."""
+        """The submap of new frames; None at the beginning of a chain."""
         return self.points.newest if self.localized is None else self.localized.newest
 
     @property
@@ -143,17 +145,17 @@ class SubmapStore:
         if on == (self.localized is not None):
             return
         self._close()
-        self._movers = MoverRemoval(self.submaps, self.points)
+        self._dynamic = DynamicPoints(self.submaps, self.points)
         self.table.live_path = None
         self.localized = LocalizedPath(self.table, self._next) if on else None
         if not on and not self.submaps:  # the map begins now
-            self.parts_of_scene = SceneParts()
+            self.components_of_scene = SceneComponents()
         self.revision = next(_REVISIONS)
 
-    def forget_place(self) -> None:
+    def forget_pose(self) -> None:
         """Forgets where a localized camera is, and its path: both were wrong."""
         if self.localized is not None:
-            self.begin_part()
+            self.begin_component()
             self.localized.forget()
 
     def _close(self) -> None:
@@ -168,31 +170,34 @@ class SubmapStore:
         return self.table.path.cameras
 
     @property
-    def place_known(self) -> bool:
-        """Whether the place of new frames in the map is known; never if there is none to be
+    def pose_known(self) -> bool:
+        """Whether the pose of new frames in the map is known; never if there is none to be
         localized in."""
         has_map = self.localized is None or len(self.submaps) > 0
-        return has_map and self.parts_of_scene.place_known
+        return has_map and self.components_of_scene.pose_known
 
     @property
-    def parts(self) -> set[int]:
-        """The parts of the scene, including the current one."""
-        return {s.part for s in list(self.all_submaps().values())} | {self.parts_of_scene.current}
+    def components(self) -> set[int]:
+        """The components of the scene, including the current one."""
+        return {s.component for s in list(self.all_submaps().values())} | {
+            self.components_of_scene.current
+        }
 
-    def start_segment(self) -> None:
-        """Begins a segment that is not aligned to the last one: a new submap and a new part."""
-        if any(s.segment == self._segment for s in self.all_submaps().values()):
-            self._segment += 1
-        self.begin_part()
+    def start_chain(self) -> None:
+        """Begins a chain that is not aligned to the last one: a new submap and a new component."""
+        if any(s.chain == self._chain for s in self.all_submaps().values()):
+            self._chain += 1
+        self.begin_component()
 
-    def begin_part(self) -> None:
-        """Begins a new submap in a new part: the place of new frames is a guess from now on."""
+    def begin_component(self) -> None:
+        """Begins a new submap in a new component: the pose of new frames in the map is unknown."""
         self._close()
-        self.parts_of_scene.begin(self.all_submaps().values())
+        self.components_of_scene.begin(self.all_submaps().values())
 
-    def merge_parts(self, tied: Iterable[tuple[int, int]]) -> None:
-        """Merges the parts of pairs of submaps that loops connect; the older part remains."""
-        if self.parts_of_scene.merge(tied, self.all_submaps().values()):
+    def merge_components(self, tied: Iterable[tuple[int, int]]) -> None:
+        """Merges the components of pairs of submaps that loops connect; the older component
+        remains."""
+        if self.components_of_scene.merge(tied, self.all_submaps().values()):
             self.revision = next(_REVISIONS)
 
     def add(self, frame: LocalFrame) -> tuple[Submap, Array]:
@@ -210,7 +215,7 @@ class SubmapStore:
             if self.limits.keep_images:
                 self.points.keep_image(submap, frame)
             if self.limits.remove_movers:
-                self._movers.add(frame, T, submap, S.scale, camera)
+                self._dynamic.add(frame, T, submap, S.scale, camera)
             self.points.insert(frame, T, S.scale, self._radius())
             self.revision = next(_REVISIONS)
             self._enforce_limits(camera)
@@ -222,11 +227,11 @@ class SubmapStore:
         return () if self.localized is None else self.submaps.keys()
 
     def note_correction(self, tied: Iterable[tuple[int, int]]) -> None:
-        """Notes that submaps have moved, their points and poses with them; merges the parts of
-        pairs of submaps that loops connect."""
+        """Notes that submaps have moved, their points and poses with them; merges the components
+        of pairs of submaps that loops connect."""
         if self.localized is None:
             self.revision = next(_REVISIONS)
-        self.merge_parts(tied)
+        self.merge_components(tied)
 
     def regrid(self) -> None:
         """Averages all points in voxels of the edge length by ``limits`` and ``metres``; not
@@ -237,9 +242,9 @@ class SubmapStore:
         self.points.regrid(self._voxel)
 
     def restore(self, saved: Snapshot, *, searched: bool = False, whole: bool = False) -> None:
-        """Takes over a saved scene in an empty store; new frames begin a new segment.
+        """Takes over a saved scene in an empty store; new frames begin a new chain.
 
-        searched: whether the place of new frames is looked for in the scene. whole: whether it
+        searched: whether the pose of new frames is looked for in the scene. whole: whether it
         stays whole, whatever the limits are.
         """
         self.revision = next(_REVISIONS)
@@ -247,67 +252,67 @@ class SubmapStore:
             one = replace(submap, cloud=join([]), images={}, moved=[])
             self.submaps[one.id] = one
             self.table.add(one)
-            self.parts_of_scene.note(one)
+            self.components_of_scene.note(one)
             self.points.restore(one, submap.cloud, submap.images)
             self._next = max(self._next, one.id + 1)
         self.table.path.extend(saved.poses)
-        self._segment, self._is_searched = saved.segment + 1, searched
-        self.parts_of_scene.begin_after(saved.submaps)
+        self._chain, self._is_searched = saved.chain + 1, searched
+        self.components_of_scene.begin_after(saved.submaps)
         if saved.recognition is not None and saved.recognition.nodes:  # some may have no submap
             self._next = max(self._next, saved.recognition.nodes[-1].last + 1)
         if len(self.table.path) and not whole:
             self._enforce_limits(self.poses().rows["T"][-1, :, 3])
 
     def snapshot(
-        self, T_map_world: Array = T_MAP_WORLD, metric: bool = False, unit: float = 1.0
+        self, T_ros_map: Array = T_ROS_MAP, metric: bool = False, unit: float = 1.0
     ) -> Snapshot:
         """Returns the scene as it is now; cheap, and not changed by later frames."""
-        places, submaps = self._places(), []
+        submap_poses, submaps = self._submap_poses(), []
         for s in self.submaps.values():
             cloud, images = self.points.cloud_of(s), s.all_images()
-            place = places[s.id]
-            submaps.append(replace(s, cloud=cloud, T_map_submap=place, images=images, moved=[]))
+            pose = submap_poses[s.id]
+            submaps.append(replace(s, cloud=cloud, T_map_submap=pose, images=images, moved=[]))
         scale = unit * self.metres
-        poses, segment = self.table.path.poses(), self._segment
-        return Snapshot(tuple(submaps), poses, segment, metric, T_map_world, scale)
+        poses, chain = self.table.path.poses(), self._chain
+        return Snapshot(tuple(submaps), poses, chain, metric, T_ros_map, scale)
 
-    def scene(self, T_map_world: Array = T_MAP_WORLD) -> Scene:
+    def scene(self, T_ros_map: Array = T_ROS_MAP) -> Scene:
         """Returns the scene to show and export, in metres if the scale is known."""
-        return self.snapshot(T_map_world).scene()
+        return self.snapshot(T_ros_map).scene()
 
     @property
     def view(self) -> SceneView:
-        """What is displayed: the current part, or the last one while that is empty; the first one
-        while the camera is looked for in it, or if the map is read-only.
+        """What is displayed: the current component, or the last one while that is empty; the first
+        one while the camera is looked for in it, or if the map is read-only.
 
         The path is that of a localized camera, instead of the map's.
         """
-        newest, part = max(self.submaps, default=-1), self.parts_of_scene.current
+        newest, component = max(self.submaps, default=-1), self.components_of_scene.current
         searched = self._is_searched or self.localized is not None
-        if searched and any(s.part == REFERENCE for s in self.submaps.values()):
-            part = REFERENCE
+        if searched and any(s.component == REFERENCE for s in self.submaps.values()):
+            component = REFERENCE
         elif newest >= 0:
-            part = self.submaps[newest].part
-        places, part_of = self._places(), {s.id: s.part for s in self.all_submaps().values()}
-        places[SETTLED], part_of[SETTLED] = IDENTITY.scaled(self.metres), REFERENCE
+            component = self.submaps[newest].component
+        submap_poses = self._submap_poses()
+        component_of = {s.id: s.component for s in self.all_submaps().values()}
+        submap_poses[SETTLED], component_of[SETTLED] = IDENTITY.scaled(self.metres), REFERENCE
         submaps = tuple(self.submaps.values())
         path = self._shown_path.poses()
-        return SceneView(part, submaps, self.points, path, places, part_of)
+        return SceneView(component, submaps, self.points, path, submap_poses, component_of)
 
     def poses(self) -> Poses:
-        """Returns the poses of all cameras in the world, in metres if the scale is known."""
-        return self.table.path.poses().moved(self._places())
+        """Returns the poses of all cameras in the map, in metres if the scale is known."""
+        return self.table.path.poses().moved(self._submap_poses())
 
     def cloud(self) -> PointCloud:
         """Returns all points in the map, in map units."""
         scene = self.snapshot(np.eye(4)).scene()
         clouds = [
-            replace(c, T_world_submap=c.T_world_submap.scaled(1 / self.metres))
-            for c in scene.clouds
+            replace(c, T_map_submap=c.T_map_submap.scaled(1 / self.metres)) for c in scene.clouds
         ]
         return replace(scene, clouds=tuple(clouds)).cloud()
 
-    def _places(self) -> dict[int, Similarity]:
+    def _submap_poses(self) -> dict[int, Similarity]:
         submaps = self.all_submaps().items()
         return {id: s.T_map_submap.scaled(self.metres) for id, s in submaps}
 
@@ -316,16 +321,16 @@ class SubmapStore:
         if submap is None or (frame.keyframe and self._is_full(submap)):
             self._close()
             begin = self.table.T_map_camera(frame.T_local_camera)
-            submap = Submap(self._next, self._segment, begin)
-            submap.part = self.parts_of_scene.current
+            submap = Submap(self._next, self._chain, begin)
+            submap.component = self.components_of_scene.current
             self.table.add(submap)
-            self.parts_of_scene.note(submap)
+            self.components_of_scene.note(submap)
             self._next += 1
             if self.localized is not None:
                 if submap.id == 0:
                     log.warning("mode is localization, but there is no map: load one (map.load)")
                 self.localized.begin(submap)
-                self.parts_of_scene.forget(self.localized.first, min(self.localized.submaps))
+                self.components_of_scene.forget(self.localized.first, min(self.localized.submaps))
                 return submap
             self.submaps[submap.id] = submap
             self.points.begin(submap, self._voxel(submap))
@@ -347,7 +352,7 @@ class SubmapStore:
         """Drops points and images beyond the limits, or too far from the camera [3]."""
         room = self.limits.memory_mb * 2**20
         self.points.drop_distant(camera, self._radius())
-        held = self.table.path.nbytes + self._movers.nbytes
+        held = self.table.path.nbytes + self._dynamic.nbytes
         self.points.enforce_limits(self.limits.max_points, room, held)
         self._forget_empty()
 
@@ -371,52 +376,54 @@ def relative_pose(S: Similarity, T: Array) -> Array:
     return out
 
 
-# The parts of a scene: runs of submaps whose places relative to each other are measured.
+# The components of a scene: submaps whose poses relative to each other are measured.
 
 
-class SceneParts:
-    """The part of new frames, and of each submap, also of those that were removed."""
+class SceneComponents:
+    """The component of new frames, and of each submap, also of those that were removed."""
 
     def __init__(self) -> None:
         self.current = REFERENCE  # of new frames
-        self._begins: list[tuple[int, int]] = []  # (first submap, part) of each run of one part
+        self._begins: list[tuple[int, int]] = []  # (first submap, component) of each run
 
     @property
-    def place_known(self) -> bool:
-        """Whether the place of new frames in the map is known."""
+    def pose_known(self) -> bool:
+        """Whether the pose of new frames in the map is known."""
         return self.current == REFERENCE
 
     def note(self, submap: Submap) -> None:
         """Adds a submap, the newest one."""
-        if not self._begins or self._begins[-1][1] != submap.part:
-            self._begins.append((submap.id, submap.part))
+        if not self._begins or self._begins[-1][1] != submap.component:
+            self._begins.append((submap.id, submap.component))
 
-    def begin_guessed(self) -> None:
-        """Marks the first part as guessed: the map's frame is older than the scene."""
+    def begin_unconnected(self) -> None:
+        """Marks the first component as unconnected: the map's frame is older than the scene."""
         self.current = REFERENCE + 1
 
     def begin(self, submaps: Iterable[Submap]) -> None:
-        """Begins a new part for new frames, unless none of the ``submaps`` is in the current one;
-        its number was never used: loops may refer to submaps that were removed."""
-        if any(s.part == self.current for s in submaps):
-            self.current = 1 + max(self.current, *(part for _, part in self._begins))
+        """Begins a new component for new frames, unless none of the ``submaps`` is in the current
+        one; its number was never used: loops may refer to submaps that were removed."""
+        if any(s.component == self.current for s in submaps):
+            self.current = 1 + max(self.current, *(component for _, component in self._begins))
 
     def begin_after(self, submaps: Iterable[Submap]) -> None:
-        """Begins a new part after the ``submaps`` of a loaded scene."""
-        self.current = 1 + max((s.part for s in submaps), default=REFERENCE - 1)
+        """Begins a new component after the ``submaps`` of a loaded scene."""
+        self.current = 1 + max((s.component for s in submaps), default=REFERENCE - 1)
 
     def merge(self, tied: Iterable[tuple[int, int]], submaps: Iterable[Submap]) -> bool:
-        """Merges the parts of pairs of submaps that loops connect; the older part remains.
-        Returns whether there were such parts."""
+        """Merges the components of pairs of submaps that loops connect; the older component
+        remains. Returns whether there were such components."""
         submaps, changed = list(submaps), False
         for pair in tied:
             older, newer = sorted(map(self._of, pair))
             if older == newer:
                 continue
-            log.info("part %d of the scene was joined to part %d by a loop", newer, older)
+            log.info(
+                "component %d of the scene was joined to component %d by a loop", newer, older
+            )
             changed = True
             for submap in submaps:
-                submap.part = older if submap.part == newer else submap.part
+                submap.component = older if submap.component == newer else submap.component
             begins = [(id, older if p == newer else p) for id, p in self._begins]
             changes = [True, *(a[1] != b[1] for a, b in itertools.pairwise(begins))]
             self._begins = list(itertools.compress(begins, changes))
@@ -425,21 +432,21 @@ class SceneParts:
 
     def forget(self, first: int, last: int) -> None:
         """Forgets the submaps from ``first`` to before ``last``: no loop refers to them."""
-        part = self._of(last)
+        component = self._of(last)
         kept = [b for b in self._begins if not first <= b[0] <= last]
         at = sum(id < first for id, _ in kept)
-        self._begins = [*kept[:at], (last, part), *kept[at:]]
+        self._begins = [*kept[:at], (last, component), *kept[at:]]
 
     def _of(self, submap: int) -> int:
-        """Returns the part of a submap by its id."""
+        """Returns the component of a submap by its id."""
         at = bisect_right(self._begins, submap, key=lambda begin: begin[0])
         return self._begins[at - 1][1] if at else REFERENCE
 
 
 # Where a camera has been that is localized in a read-only map: submaps without points, and poses.
 #
-# Both are bounded. Corrections move the newest submaps only. Poses of older ones keep the place in
-# the scene that they had last; if their place was a guess, they are forgotten.
+# Both are bounded. Corrections move the newest submaps only. Poses of older ones keep the pose in
+# the scene that they had last; if their component was unconnected, they are forgotten.
 
 MAX_SUBMAPS = 16  # newest submaps, which corrections move
 SETTLED = -1  # submap of poses that are given in the map, and stay
@@ -468,45 +475,47 @@ class LocalizedPath:
         self.submaps[submap.id] = self.newest = submap
         while len(self.submaps) > MAX_SUBMAPS:
             oldest = self.submaps.pop(min(self.submaps))
-            if oldest.part == REFERENCE:
+            if oldest.component == REFERENCE:
                 self._path.settle(oldest.id, oldest.T_map_submap, SETTLED)
             else:
                 self._path.forget(oldest.id)
 
 
-# What is displayed and written of a scene: the points of one part, and the path.
+# What is displayed and written of a scene: the points of one component, and the path.
 
 
 @dataclass(frozen=True, eq=False)
 class SceneView:
     """A scene as it is displayed; shares memory with its store."""
 
-    part: int  # to display: points of another one would be at a guessed place in the same frame
+    component: int  # to display; the poses of others relate to nothing in it
     submaps: Sequence[Submap]  # with points
     points: SubmapPoints
     poses: Poses  # of the path, in the frames of their submaps
-    places: Mapping[int, Similarity]  # of submaps in the world, by id
-    part_of: Mapping[int, int]  # part of each submap
+    submap_poses: Mapping[int, Similarity]  # in the map, by id
+    component_of: Mapping[int, int]  # component of each submap
 
-    def thinned(self, most: int, T_map_world: Array) -> Scene:
-        """Returns an even choice of at most ``most`` points of the part that are in memory.
+    def thinned(self, most: int, T_ros_map: Array) -> Scene:
+        """Returns an even choice of at most ``most`` points of the component that are in memory.
 
         The cost is proportional to the chosen points.
         """
-        shown = [s for s in self.submaps if s.part == self.part]
-        clouds = self.points.thinned(shown, self.places, most)
-        return Scene(clouds, Poses.of([]), T_map_world)
+        shown = [s for s in self.submaps if s.component == self.component]
+        clouds = self.points.thinned(shown, self.submap_poses, most)
+        return Scene(clouds, Poses.of([]), T_ros_map)
 
-    def path(self, most: int = 0, *, all_parts: bool = False) -> Poses:
-        """Returns the poses of the leading camera in the world, of the part or of all; an even
+    def path(self, most: int = 0, *, all_components: bool = False) -> Poses:
+        """Returns the poses of the leading camera in the map, of the component or of all; an even
         choice of at most ``most`` (0: all)."""
         poses = self.poses.leading()
-        if not all_parts:
-            ids = [id for id, own in self.part_of.items() if own == self.part]
+        if not all_components:
+            ids = [id for id, own in self.component_of.items() if own == self.component]
             poses = poses.take(np.isin(poses.rows["submap"], ids))
         stride = max(1, -(-len(poses) // most)) if most else 1
-        return poses.take(slice(None, None, stride)).moved(self.places)
+        return poses.take(slice(None, None, stride)).moved(self.submap_poses)
 
-    def path_scene(self, T_map_world: Array) -> Scene:
-        """Returns the poses of all cameras and parts as a scene without points."""
-        return Scene((), self.poses.moved(self.places), T_map_world, part_of=self.part_of)
+    def path_scene(self, T_ros_map: Array) -> Scene:
+        """Returns the poses of all cameras and components as a scene without points."""
+        return Scene(
+            (), self.poses.moved(self.submap_poses), T_ros_map, component_of=self.component_of
+        )

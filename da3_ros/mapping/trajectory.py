@@ -31,10 +31,10 @@ ROW = np.dtype([*SAVED.descr, ("standing_ns", "<i8")])
 
 @dataclass(frozen=True, eq=False)
 class Pose:
-    """One camera pose in the world."""
+    """One camera pose in the map."""
 
     stamp_ns: int
-    T_world_camera: Array  # [4, 4]
+    T_map_camera: Array  # [4, 4]
     K: Array  # [3, 3] corner rule
     size: tuple[int, int]  # (width, height) that K belongs to
     keyframe: bool
@@ -60,7 +60,7 @@ class Poses:
         rows = np.zeros(len(poses), ROW)
         for row, p in zip(rows, poses, strict=True):
             row["stamp_ns"], row["keyframe"], row["size"] = p.stamp_ns, p.keyframe, p.size
-            row["T"], row["camera"] = p.T_world_camera[:3], cameras.index(p.camera)
+            row["T"], row["camera"] = p.T_map_camera[:3], cameras.index(p.camera)
             row["K"] = p.K[0, 0], p.K[1, 1], p.K[0, 2], p.K[1, 2]
         return Poses(rows, cameras)
 
@@ -83,7 +83,7 @@ class Poses:
     def newest(self) -> dict[str, Array]:
         """Returns the last pose [4, 4] of each camera."""
         last = {int(c): i for i, c in enumerate(self.rows["camera"])}
-        return {p.camera: p.T_world_camera for p in self.take(sorted(last.values()))}
+        return {p.camera: p.T_map_camera for p in self.take(sorted(last.values()))}
 
     def take(self, index: Array | list[int] | slice) -> Poses:
         """Returns the poses at ``index``."""
@@ -118,7 +118,7 @@ class Poses:
         )
 
     def moved(self, T: Mapping[int, Similarity]) -> Poses:
-        """Returns the poses in the frame of ``T``, where submap ``i`` has the place ``T[i]``."""
+        """Returns the poses in the frame of ``T``, where submap ``i`` has the pose ``T[i]``."""
         rows = self.rows.copy()
         if not len(rows):
             return replace(self, rows=rows)
@@ -220,12 +220,12 @@ class Trajectory:
             same = (rows["camera"] == self._cameras.index(camera)) & (rows["submap"] == submap)
             rows["T"][(rows["stamp_ns"] == stamp_ns) & same] = T_submap_camera[:3]
 
-    def settle(self, submap: int, place: Similarity, into: int) -> None:
-        """Gives the poses of a submap in the frame of its ``place`` from now on, with ``into`` as
+    def settle(self, submap: int, pose: Similarity, into: int) -> None:
+        """Gives the poses of a submap in the frame of its ``pose`` from now on, with ``into`` as
         their submap."""
         rows = self._rows[: self._size]
         here = np.flatnonzero(rows["submap"] == submap)
-        moved = Poses(rows[here], tuple(self._cameras)).moved({submap: place}).rows
+        moved = Poses(rows[here], tuple(self._cameras)).moved({submap: pose}).rows
         moved["submap"] = into
         rows[here] = moved
 

@@ -54,16 +54,16 @@ class SceneGraph:
 
     poses: Sequence[Similarity]  # where they are now
     before: Sequence[Similarity]  # where they were in their own scenes
-    part: Sequence[int]  # the part of a scene that each is in
+    component: Sequence[int]  # the component of a scene that each is in
     edges: Sequence[Edge]  # between indices of nodes
     across: Sequence[bool]  # whether an edge is a loop between two scenes
     metric: NDArray[np.bool_]  # [N] whether scales are known
 
     def edges_of_shape(self) -> list[Edge]:
-        """Returns edges that keep the shape of each part, and those across scenes."""
+        """Returns edges that keep the shape of each component, and those across scenes."""
         out, first = [], dict[int, int]()
-        for k, part in enumerate(self.part):
-            head = first.setdefault(part, k)
+        for k, component in enumerate(self.component):
+            head = first.setdefault(component, k)
             if k != head:
                 own = self.before[head].inverse() @ self.before[k]
                 out.append(Edge(head, k, own, RIGID_SIGMA * np.ones(3)))
@@ -79,11 +79,11 @@ class SceneGraph:
         over = [e for e, over in zip(self.edges, self.across, strict=True) if over]
         return [replace(e, sigma=e.sigma * np.sqrt(len(over))) for e in over]
 
-    def places_of_shape(self) -> list[Similarity]:
-        """Returns the places of nodes with the shape that each part had, where its first node
+    def poses_of_shape(self) -> list[Similarity]:
+        """Returns the poses of nodes with the shape that each component had, where its first node
         is."""
         first = dict[int, int]()
-        heads = [first.setdefault(part, k) for k, part in enumerate(self.part)]
+        heads = [first.setdefault(component, k) for k, component in enumerate(self.component)]
         return [
             self.poses[head] @ self.before[head].inverse() @ before
             for head, before in zip(heads, self.before, strict=True)
@@ -94,32 +94,32 @@ def aligned(
     graph: SceneGraph, windows: Sequence[SeenTogether], keyframes: Mapping[int, PlacedKeyframe],
     node_of: Mapping[int, int], cameras: Sequence[MeasuredCamera] = (),
 ) -> list[Similarity]:  # fmt: skip
-    """Returns the places of all nodes that fit edges, windows and cameras best.
+    """Returns the poses of all nodes that fit edges, windows and cameras best.
 
-    Each part keeps its shape if windows and cameras agree with that; else all bend. The first
+    Each component keeps its shape if windows and cameras agree with that; else all bend. The first
     metric node, else the first, stays. keyframes, node_of: by the ids of views, the keyframe and
     the index of its node.
     """
     count = min(len(windows), MAX_WINDOWS)
     chosen = [windows[i * len(windows) // count] for i in range(count)]
 
-    def solved(places: list[Similarity], edges: list[Edge]) -> tuple[list[Similarity], float]:
-        problem = _AlignmentProblem(places, edges)
+    def solved(poses: list[Similarity], edges: list[Edge]) -> tuple[list[Similarity], float]:
+        problem = _AlignmentProblem(poses, edges)
         problem.add_windows(chosen, keyframes, graph.poses, node_of)
         problem.add_cameras(cameras)
         return problem.solved(graph.metric)
 
-    places, off = solved(graph.places_of_shape(), graph.edges_of_shape())
+    poses, off = solved(graph.poses_of_shape(), graph.edges_of_shape())
     if off > MOST_OFF:
-        places, _ = solved(list(graph.poses), graph.weak_edges())
-    return places
+        poses, _ = solved(list(graph.poses), graph.weak_edges())
+    return poses
 
 
 class _AlignmentProblem:
     """The nodes of a graph with those of cameras and windows, and all edges."""
 
-    def __init__(self, places: list[Similarity], edges: list[Edge]) -> None:
-        self.places, self.edges, self._count = places, edges, len(places)
+    def __init__(self, poses: list[Similarity], edges: list[Edge]) -> None:
+        self.poses, self.edges, self._count = poses, edges, len(poses)
         self._measures: list[int] = []  # indices of the edges that measure cameras
 
     def add_windows(
@@ -133,13 +133,13 @@ class _AlignmentProblem:
             own = poses[at].inverse() @ Similarity.from_pose(keyframe.T_local_camera)
             camera_at[id] = self._add_camera(at, own, keyframe.depth / poses[at].scale)
         for window in windows:
-            place = _place_of(window, keyframes)
-            depth = np.median([keyframes[id].depth for id in window.views]) / place.scale
+            pose = _pose_of(window, keyframes)
+            depth = np.median([keyframes[id].depth for id in window.views]) / pose.scale
             sigma = np.array(CAMERA_SIGMA) * [1.0, 1.0, depth]
             for id, T in zip(window.views, window.T_window_camera, strict=True):
-                measured = Similarity(1 / place.scale, T[:3, :3], T[:3, 3])
-                self._measure(len(self.places), camera_at[id], measured, sigma)
-            self.places.append(place)
+                measured = Similarity(1 / pose.scale, T[:3, :3], T[:3, 3])
+                self._measure(len(self.poses), camera_at[id], measured, sigma)
+            self.poses.append(pose)
 
     def add_cameras(self, cameras: Sequence[MeasuredCamera]) -> None:
         """Adds cameras that stored keyframes of another scene place."""
@@ -151,26 +151,26 @@ class _AlignmentProblem:
     def _add_camera(self, node: int, own: Similarity, depth: float) -> int:
         """Adds a camera of a node; returns its index."""
         sigma = RIGID_SIGMA * np.array([1.0, 1.0, depth])
-        self.edges.append(Edge(node, len(self.places), own, sigma))
-        self.places.append(self.places[node] @ own)
-        return len(self.places) - 1
+        self.edges.append(Edge(node, len(self.poses), own, sigma))
+        self.poses.append(self.poses[node] @ own)
+        return len(self.poses) - 1
 
     def _measure(self, by: int, camera: int, measured: Similarity, sigma: Array) -> None:
         self._measures.append(len(self.edges))
         self.edges.append(Edge(by, camera, measured, sigma, loop=True))
 
     def solved(self, metric: NDArray[np.bool_]) -> tuple[list[Similarity], float]:
-        """Returns the places of the graph's nodes, and the residual that three of four measured
+        """Returns the poses of the graph's nodes, and the residual that three of four measured
         cameras are within, standard deviations."""
-        free = np.zeros(len(self.places), bool)
+        free = np.zeros(len(self.poses), bool)
         free[: self._count] = metric
         fixed = int(np.argmax(metric)) if metric.any() else 0
-        found = optimize(self.places, self.edges, fixed=fixed, metric=free)
+        found = optimize(self.poses, self.edges, fixed=fixed, metric=free)
         off = np.quantile(found.residuals[self._measures], 0.75) if self._measures else 0.0
         return found.nodes[: self._count], float(off)
 
 
-def _place_of(window: SeenTogether, keyframes: Mapping[int, PlacedKeyframe]) -> Similarity:
+def _pose_of(window: SeenTogether, keyframes: Mapping[int, PlacedKeyframe]) -> Similarity:
     """Returns about where a window is, by its cameras."""
     there = np.array([keyframes[id].T_local_camera for id in window.views])
     own = window.T_window_camera

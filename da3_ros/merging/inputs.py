@@ -40,8 +40,8 @@ class InputScene:
     reader: SceneFile
     saved: Snapshot  # the scene as it was saved, without points and images
     first_submap: int = 0
-    first_segment: int = 0
-    first_part: int = 0
+    first_chain: int = 0
+    first_component: int = 0
     origins: Mapping[str, str] | None = None  # new names of the origins of its submaps
     cameras: Mapping[str, str] | None = None  # new names of its cameras; None: as they are
 
@@ -56,14 +56,14 @@ class InputScene:
         return 1 + max(self._submap_ids, default=-1)
 
     @property
-    def segment_count(self) -> int:
-        """How many numbers of segments it takes."""
-        return 1 + max(self.saved.segment, *(s.segment for s in self.saved.submaps), 0)
+    def chain_count(self) -> int:
+        """How many numbers of chains it takes."""
+        return 1 + max(self.saved.chain, *(s.chain for s in self.saved.submaps), 0)
 
     @property
-    def part_count(self) -> int:
-        """How many numbers of parts it takes."""
-        return 1 + max((s.part for s in self.saved.submaps), default=0)
+    def component_count(self) -> int:
+        """How many numbers of components it takes."""
+        return 1 + max((s.component for s in self.saved.submaps), default=0)
 
     @property
     def _submap_ids(self) -> Iterable[int]:
@@ -86,8 +86,8 @@ class InputScene:
         return replace(
             submap,
             id=submap.id + self.first_submap,
-            segment=submap.segment + self.first_segment,
-            part=submap.part + self.first_part,
+            chain=submap.chain + self.first_chain,
+            component=submap.component + self.first_component,
             origin=origins.get(submap.origin, self.name),
         )
 
@@ -100,7 +100,7 @@ class InputScene:
         )
 
     def recognition(self) -> Recognition | None:
-        """Returns what recognises its places, with new ids; None: nothing does."""
+        """Returns what recognises its locations, with new ids; None: nothing does."""
         known = self.saved.recognition
         if known is None or not known.keyframes:
             return None
@@ -237,7 +237,7 @@ def _unused(name: str, used: Collection[str]) -> str:
 def _without_common_ids(inputs: Sequence[InputScene]) -> list[InputScene]:
     """Returns the scenes with ids and cameras that no two of them share. Raises MergeError."""
     out: list[InputScene] = []
-    submaps = segments = parts = 0
+    submaps = chains = components = 0
     used: set[Shot] = set()
     leaders, followers = set[str](), set[str]()
     for one in inputs:
@@ -252,16 +252,16 @@ def _without_common_ids(inputs: Sequence[InputScene]) -> list[InputScene]:
             leading, following = ({cameras[c] for c in some} for some in (leading, following))
         out.append(
             replace(
-                one, cameras=cameras, first_submap=submaps, first_segment=segments,
-                first_part=parts,
+                one, cameras=cameras, first_submap=submaps, first_chain=chains,
+                first_component=components,
             )
         )  # fmt: skip
         submaps += one.submap_count
-        segments += one.segment_count
-        parts += one.part_count
+        chains += one.chain_count
+        components += one.component_count
         used |= shots
         leaders, followers = leaders | leading, followers | following
-    if max(submaps, segments, parts) > MAX_INTEGER:
+    if max(submaps, chains, components) > MAX_INTEGER:
         raise MergeError("the scenes have too many submaps together: merge fewer of them")
     return out
 

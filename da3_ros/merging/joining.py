@@ -1,8 +1,8 @@
-"""Scenes recognise each other's places, as the live node finds its place in a saved scene.
+"""Scenes recognise each other's locations, as the live node finds its pose in a saved scene.
 
 All scenes are in one graph of submaps, each in a frame of its own until loops connect it. Every
 keyframe of one scene is compared with those of the others as if it were the newest one of a live
-run: the same search, windows, checks and solver. Parts that loops connect become one group.
+run: the same search, windows, checks and solver. Components that loops connect become one group.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from da3_ros.mapping.graph_solution import Correction, Moves, Node
 from da3_ros.mapping.loop_closure import LoopClosure
 from da3_ros.mapping.loop_keyframes import MAX_STORED, PlacedKeyframe, numbered
 from da3_ros.mapping.map_table import MapTable, ViewRow
-from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.pose_graph import Edge
+from da3_ros.mapping.pose_hint import PoseHint
 from da3_ros.mapping.recognition import Recognition
 from da3_ros.merging.alignment import MeasuredCamera, SceneGraph, SeenTogether, aligned
 from da3_ros.merging.inputs import InputScene
-from da3_ros.merging.scene_parts import JoinedParts
-from da3_ros.merging.stored_alignment import NodePlaces, StoredAlignment
+from da3_ros.merging.scene_components import JoinedComponents
+from da3_ros.merging.stored_alignment import NodePoses, StoredAlignment
 from da3_ros.pipeline.window_inference import without_invalid_depth
 from da3_ros.types import Window, WindowEstimate
 
-Group = frozenset[int]  # parts of all scenes that loops connect, or one part alone
+Group = frozenset[int]  # components of all scenes that loops connect, or one component alone
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,28 +51,30 @@ class LoopNetwork:
 
 @dataclass(frozen=True, eq=False)
 class Joined:
-    """What was recognised: groups of parts, and how each node of the graph moves.
+    """What was recognised: groups of components, and how each node of the graph moves.
 
-    Each group is in the frame and the unit of its oldest metric part, or of its oldest part.
+    Each group is in the frame and the unit of its oldest metric component, or of its oldest
+    component.
     """
 
-    groups: tuple[Group, ...]  # the oldest part's first
+    groups: tuple[Group, ...]  # the oldest component's first
     moves: Mapping[int, Similarity]  # by a node's first submap, from the frame of its scene
     recognition: Recognition  # of all scenes; edges are within groups
-    loops: tuple[tuple[int, int], ...] = ()  # parts that loops between scenes connect
+    loops: tuple[tuple[int, int], ...] = ()  # components that loops between scenes connect
     looks: int = 0  # windows that were verified
 
 
 class SceneJoiner:
-    """Looks for places that scenes have in common, and solves for the places of their submaps."""
+    """Looks for locations that scenes have in common, and solves for the poses of their
+    submaps."""
 
     def __init__(
         self, inputs: Sequence[InputScene], network: LoopNetwork | None,
-        progress: Progress = silent, hint: PlaceHint | None = None,
+        progress: Progress = silent, hint: PoseHint | None = None,
     ) -> None:  # fmt: skip
         """network: None if no two scenes can recognise each other. hint: which keyframes are
         compared also if they do not look similar."""
-        self.parts = JoinedParts(inputs)
+        self.components = JoinedComponents(inputs)
         self.network, self._progress, self._hint = network, progress, hint
         self._submaps = MapTable()
         self.loop_closure = LoopClosure(self._submaps)
@@ -88,7 +90,9 @@ class SceneJoiner:
         self.loop_closure.restore(together)
         # Nodes may have been merged to as many as a graph may have.
         nodes = self.loop_closure.recognition().nodes
-        self._metric = np.array([self.parts.is_metric(self.parts.part(n.first)) for n in nodes])
+        self._metric = np.array(
+            [self.components.is_metric(self.components.component(n.first)) for n in nodes]
+        )
         own = {id: T for r in known for id, T in r.T_map_submap.items()}
         self._before = {n.first: own[n.first] for n in nodes}
         self._firsts = [n.first for n in nodes]
@@ -106,12 +110,14 @@ class SceneJoiner:
     def _next_pair(self, compared: set[tuple[Group, Group]]) -> tuple[Group, Group] | None:
         """Returns two groups that were not compared since they became what they are.
 
-        Parts of one scene alone had their chance when it was recorded.
+        Components of one scene alone had their chance when it was recorded.
         """
         groups = self._groups()
         for i, new in enumerate(groups):
             for old in groups[:i]:
-                scenes = {self.parts.scene_of_part(part) for part in (*old, *new)}
+                scenes = {
+                    self.components.scene_of_component(component) for component in (*old, *new)
+                }
                 if (old, new) not in compared and len(scenes) > 1 and self.network is not None:
                     return old, new
         return None
@@ -125,7 +131,7 @@ class SceneJoiner:
         for number, id in enumerate(asked):
             self._progress("comparing keyframes", number / len(asked))
             if self.loop_closure.candidates.look_from(
-                id, lambda s: self.parts.part(s) in answering
+                id, lambda s: self.components.component(s) in answering
             ):
                 self._look(joined=self.loop_closure.closed > solved)
         if self.loop_closure.closed > solved:  # with the loops since then
@@ -175,7 +181,7 @@ class SceneJoiner:
         self._move_to_fit(windows, ())
         cameras = self._measured_cameras()
         if cameras:
-            scene = {id: self.parts.scene(submap) for id, submap in submap_of.items()}
+            scene = {id: self.components.scene(submap) for id, submap in submap_of.items()}
             rest = [w for w in windows if frozenset(scene[id] for id in w.views) not in cameras]
             self._move_to_fit(rest, [one for found in cameras.values() for one in found])
 
@@ -189,11 +195,11 @@ class SceneJoiner:
         edges = [replace(e, first=at[e.first], second=at[e.second]) for e in known.edges]
         graph = SceneGraph(
             poses, [self._before[n.first] for n in nodes],
-            [self.parts.part(n.first) for n in nodes], edges,
+            [self.components.component(n.first) for n in nodes], edges,
             [e.loop and self._is_across(e) for e in known.edges], self._metric,
         )  # fmt: skip
-        places = aligned(graph, windows, keyframes, node_of, cameras)
-        moves = tuple(new @ old.inverse() for new, old in zip(places, poses, strict=True))
+        solved = aligned(graph, windows, keyframes, node_of, cameras)
+        moves = tuple(new @ old.inverse() for new, old in zip(solved, poses, strict=True))
         T = self._submaps.T_map_local
         correction = Correction(Moves(nodes, moves), T, T, self._loops)
         self._submaps.correct(correction)
@@ -203,34 +209,38 @@ class SceneJoiner:
         assert self.network is not None
         known = self.loop_closure.recognition()
         pairs = {
-            frozenset(map(self.parts.scene, (e.first, e.second)))
+            frozenset(map(self.components.scene, (e.first, e.second)))
             for e in known.edges if e.loop and self._is_across(e)
         }  # fmt: skip
-        places = NodePlaces(
+        poses = NodePoses(
             [self._before[n.first] for n in known.nodes],
             [self._submaps.T_local_submap(n.first) for n in known.nodes],
-            self._node_of, self.parts.part, self._group_of(),
+            self._node_of, self.components.component, self._group_of(),
         )  # fmt: skip
         features = self.network.config.refinement.max_features
         depth = float(np.median([k.depth for k in self._placed_keyframes().values()]))
-        with StoredAlignment(self.parts.inputs, places, features, depth, self._progress) as stored:
+        with StoredAlignment(
+            self.components.inputs, poses, features, depth, self._progress
+        ) as stored:
             return stored.measure(sorted(pairs, key=sorted))
 
     def _node_of(self, submap: int) -> int:
-        """Returns the index of the node that a submap is in, of older ones the next; -1: its part
-        has none."""
-        part, at = self.parts.part(submap), bisect_right(self._firsts, submap) - 1
+        """Returns the index of the node that a submap is in, of older ones the next; -1: its
+        component has none."""
+        component, at = self.components.component(submap), bisect_right(self._firsts, submap) - 1
         near = (k for k in (at, at + 1) if 0 <= k < len(self._firsts))
-        return next((k for k in near if self.parts.part(self._firsts[k]) == part), -1)
+        return next(
+            (k for k in near if self.components.component(self._firsts[k]) == component), -1
+        )
 
     def _group_of(self) -> Callable[[int], int]:
         """Returns what gives the number of the group that a submap is in."""
-        number = {part: i for i, one in enumerate(self._groups()) for part in one}
-        return lambda submap: number[self.parts.part(submap)]
+        number = {component: i for i, one in enumerate(self._groups()) for component in one}
+        return lambda submap: number[self.components.component(submap)]
 
     def _is_across(self, edge: Edge) -> bool:
         """Whether an edge is between two scenes."""
-        return self.parts.scene(edge.first) != self.parts.scene(edge.second)
+        return self.components.scene(edge.first) != self.components.scene(edge.second)
 
     def _correct(self) -> None:
         """Moves all nodes as a solved graph asks for, if there is one."""
@@ -242,7 +252,7 @@ class SceneJoiner:
     def _ids_in(self, group: Group) -> list[int]:
         """Returns the ids of the views of a group's keyframes."""
         keyframes = self.loop_closure.recognition().keyframes
-        return [k.view.id for k in keyframes if self.parts.part(k.submap) in group]
+        return [k.view.id for k in keyframes if self.components.component(k.submap) in group]
 
     def _placed_keyframes(self) -> dict[int, PlacedKeyframe]:
         """Returns all keyframes where they are now, by the ids of their views."""
@@ -250,10 +260,10 @@ class SceneJoiner:
         return {k.view.id: PlacedKeyframe.of(k, self._submaps) for k in keyframes}
 
     def _groups(self) -> list[Group]:
-        """Returns the parts that loops connect, those with the oldest part first."""
-        group = {part: {part} for part in self.parts.all}
+        """Returns the components that loops connect, those with the oldest component first."""
+        group = {component: {component} for component in self.components.all}
         for pair in self._loops:
-            first, second = (group[self.parts.part(id)] for id in pair)
+            first, second = (group[self.components.component(id)] for id in pair)
             if first is not second:
                 first |= second
                 group.update(dict.fromkeys(second, first))
@@ -261,11 +271,11 @@ class SceneJoiner:
 
     def _result(self) -> Joined:
         groups, known = self._groups(), self.loop_closure.recognition()
-        group_of = {part: number for number, one in enumerate(groups) for part in one}
-        of_node = {n.first: group_of[self.parts.part(n.first)] for n in known.nodes}
+        group_of = {component: number for number, one in enumerate(groups) for component in one}
+        of_node = {n.first: group_of[self.components.component(n.first)] for n in known.nodes}
         back = self._gauges(known.nodes, of_node)
         poses = {
-            id: back[group_of[self.parts.part(id)]] @ self._submaps.T_local_submap(id)
+            id: back[group_of[self.components.component(id)]] @ self._submaps.T_local_submap(id)
             for id in known.T_map_submap
         }
         moves = {n.first: poses[n.first] @ self._before[n.first].inverse() for n in known.nodes}
@@ -278,14 +288,18 @@ class SceneJoiner:
         ]  # fmt: skip
         together = replace(known, edges=tuple(edges), T_map_submap=poses, model=self._model)
         across = [(e.first, e.second) for e in edges if self._is_across(e)]
-        loops = tuple((self.parts.part(a), self.parts.part(b)) for a, b in across)
+        loops = tuple(
+            (self.components.component(a), self.components.component(b)) for a, b in across
+        )
         looks = self.loop_closure.found + self.loop_closure.refused
         return Joined(tuple(groups), moves, together, loops, looks)
 
     def _holds(self, edge: Edge, groups: Sequence[Group], of_node: Mapping[int, int]) -> bool:
-        """Whether an edge is of one group, or the guess between two whose places stay."""
+        """Whether an edge is of one group, or the guess between two whose poses stay."""
         first, second = of_node[edge.first], of_node[edge.second]
-        stay = all(self.parts.scene_of_part(min(groups[i])) == 0 for i in (first, second))
+        stay = all(
+            self.components.scene_of_component(min(groups[i])) == 0 for i in (first, second)
+        )
         return first == second or (stay and not edge.loop)
 
     def _gauges(self, nodes: Sequence[Node], of_node: Mapping[int, int]) -> dict[int, Similarity]:

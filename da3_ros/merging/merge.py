@@ -1,7 +1,7 @@
 """Merges saved scenes of several sessions or robots into one folder.
 
 The scenes are checked, then compared, and only then the result is written, submap by submap. The
-reference is the first metric scene, else the first: its map frame, place and size stay.
+reference is the first metric scene, else the first: its map frame, pose and size stay.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from da3_ros.export.atomic_files import atomic_folder
 from da3_ros.export.scene_file import write_scene
 from da3_ros.export.scene_folder import check_scene_target, foreign_to_scene
 from da3_ros.export.selection import Progress, silent
-from da3_ros.keyframe_store.store import MapState, Place
+from da3_ros.keyframe_store.store import MapState, StoredSubmap
 from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.scene import REFERENCE
 from da3_ros.mapping.submap_spill import Submap
@@ -47,10 +47,10 @@ class SceneOutcome:
     is_reference: bool
     metric: bool  # whether its own lengths were metres
     loops: Mapping[str, int]  # number of loops with other scenes, by their names
-    parts: int
-    guessed: int  # parts whose place is a guess, and was none of the reference scene
-    left_out: int  # parts without metres that met no metric scene
-    recognised: bool  # whether it has what recognises its places
+    components: int
+    unconnected: int  # components that are so, and were none of the reference scene
+    left_out: int  # components without metres that met no metric scene
+    recognised: bool  # whether it has what recognises its locations
     lacks_keyframes: bool  # whether its keyframes are not stored, though those of others are
 
 
@@ -66,9 +66,9 @@ class MergeSummary:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all frames of all scenes are at a known place."""
+        """Whether all frames of all scenes have a known pose in the map."""
         all_there = all(one.is_whole for one in self.copies)
-        return all_there and not any(one.guessed or one.left_out for one in self.scenes)
+        return all_there and not any(one.unconnected or one.left_out for one in self.scenes)
 
 
 def merge(
@@ -96,7 +96,7 @@ def merge(
         network = open_loop_network(config)
     joiner = SceneJoiner(inputs, network, progress)
     joined = joiner.join()
-    placement = Placement(joiner.parts, joined, boxes)
+    placement = Placement(joiner.components, joined, boxes)
     merged = merged_scene(inputs, joined, placement)
     _write(inputs, merged, placement, output, progress)
     return replace(summary(inputs, joined, placement, output), copies=tuple(copies))
@@ -125,15 +125,15 @@ def merged_scene(inputs: Sequence[InputScene], joined: Joined, placement: Placem
     reference = inputs[0].saved
     submaps = [
         replace(submap, T_map_submap=move @ submap.T_map_submap,
-                part=placement.part_of[submap.part])
+                component=placement.component_of[submap.component])
         for one in inputs for submap in one.submaps
         if (move := placement.move(submap.id)) is not None
     ]  # fmt: skip
     poses = joined_poses([one.poses() for one in inputs])
     poses = poses.take(np.isin(poses.rows["submap"], [s.id for s in submaps]))
-    segment = sum(one.segment_count for one in inputs) - 1
+    chain = sum(one.chain_count for one in inputs) - 1
     return replace(
-        reference, submaps=tuple(submaps), poses=poses, segment=segment,
+        reference, submaps=tuple(submaps), poses=poses, chain=chain,
         recognition=_recognition(joined, placement),
     )  # fmt: skip
 
@@ -152,10 +152,10 @@ def joined_poses(tables: Sequence[Poses]) -> Poses:
 
 def _recognition(joined: Joined, placement: Placement) -> Recognition:
     """Returns what recognises all that is not left out."""
-    known, part = joined.recognition, placement.parts.part
+    known, component = joined.recognition, placement.components.component
     poses = {
-        id: placement.move_of_part(part(id)) @ T
-        for id, T in known.T_map_submap.items() if part(id) in placement.part_of
+        id: placement.move_of_component(component(id)) @ T
+        for id, T in known.T_map_submap.items() if component(id) in placement.component_of
     }  # fmt: skip
     return replace(
         known,
@@ -171,26 +171,29 @@ def _write(
     progress: Progress,
 ) -> None:  # fmt: skip
     """Writes the merged scene, with the stored keyframes of those that have some."""
-    submaps, parts = {s.id: s for s in merged.submaps}, placement.parts
+    submaps, components = {s.id: s for s in merged.submaps}, placement.components
 
     def filled(submap: Submap) -> Submap:
-        own = inputs[parts.scene(submap.id)].filled(submap.id)
-        return replace(own, T_map_submap=submap.T_map_submap, part=submap.part)
+        own = inputs[components.scene(submap.id)].filled(submap.id)
+        return replace(own, T_map_submap=submap.T_map_submap, component=submap.component)
 
-    def placed(stored: Place) -> Place | None:
+    def placed(stored: StoredSubmap) -> StoredSubmap | None:
         move = placement.move(stored.id)
         if move is None:
             return None
-        place, part = move @ stored.T_map_submap, placement.part_of[parts.part(stored.id)]
+        moved = move @ stored.T_map_submap
+        component = placement.component_of[components.component(stored.id)]
         there = submaps.get(stored.id)
         return replace(
-            stored, part=part, T_map_submap=place if there is None else there.T_map_submap
+            stored,
+            component=component,
+            T_map_submap=moved if there is None else there.T_map_submap,
         )
 
     with atomic_folder(output, foreign_to_scene) as folder:
         if any(one.reader.has_keyframes for one in inputs):
             leaders = tuple(merged.poses.cameras[i] for i in merged.poses.leaders)
-            state = MapState(merged.metric, 1.0, merged.unit, merged.T_map_world, leaders)
+            state = MapState(merged.metric, 1.0, merged.unit, merged.T_ros_map, leaders)
             write_stored(inputs, placed, state, folder, progress)
         write_scene(merged, folder, progress, filled)
 
@@ -199,22 +202,29 @@ def summary(
     inputs: Sequence[InputScene], joined: Joined, placement: Placement, output: Path
 ) -> MergeSummary:
     """Returns what became of each scene."""
-    parts = placement.parts
+    components = placement.components
     pairs = Counter(
-        frozenset((parts.scene_of_part(a), parts.scene_of_part(b))) for a, b in joined.loops
+        frozenset((components.scene_of_component(a), components.scene_of_component(b)))
+        for a, b in joined.loops
     )
     scenes, stored = [], any(one.reader.has_keyframes for one in inputs)
     for number, one in enumerate(inputs):
-        own = [part for part in parts.all if parts.scene_of_part(part) == number]
-        there = [placement.part_of.get(part) for part in own]
+        own = [
+            component
+            for component in components.all
+            if components.scene_of_component(component) == number
+        ]
+        there = [placement.component_of.get(component) for component in own]
         loops = {
             inputs[min(pair - {number})].name: count
             for pair, count in pairs.items() if number in pair
         }  # fmt: skip
-        guessed = sum(part not in (None, REFERENCE) for part in there) if number else 0
+        unconnected = (
+            sum(component not in (None, REFERENCE) for component in there) if number else 0
+        )
         scenes.append(
             SceneOutcome(
-                one.name, number == 0, one.saved.metric, loops, len(own), guessed,
+                one.name, number == 0, one.saved.metric, loops, len(own), unconnected,
                 there.count(None), one.recognition() is not None,
                 stored and not one.reader.has_keyframes,
             )

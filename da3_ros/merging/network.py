@@ -11,7 +11,7 @@ from da3_ros.inference import open_networks
 from da3_ros.inference.interfaces import Session
 from da3_ros.merging.inputs import InputScene, MergeError
 from da3_ros.merging.joining import LoopNetwork
-from da3_ros.pipeline.saved_places import weights_name
+from da3_ros.pipeline.saved_recognition import weights_name
 from da3_ros.pipeline.window_refinement import WindowRefinement
 from da3_ros.refinement.solver_limits import SolverLimits
 
@@ -32,16 +32,18 @@ def check_weights(inputs: Sequence[InputScene], config: PipelineConfig) -> bool:
     if len(models) > 1:
         said = ", ".join(f"{name} by {model}" for name, model in model_of.items())
         raise MergeError(
-            f"the places of the scenes are recognised by different models: {said}; merge scenes "
-            "of one model"
+            f"the locations of the scenes are recognised by different models: {said}; merge "
+            "scenes of one model"
         )
     if models[0] != weights_name(config):
         raise MergeError(
-            f"the places of the scenes are recognised by the model {models[0]}, not by "
+            f"the locations of the scenes are recognised by the model {models[0]}, not by "
             f"{weights_name(config)}: set it with -p model:=NAME (and -p checkpoint:=FOLDER)"
         )
     if not config.loop.enabled:
-        raise MergeError("loop.enabled is false, so that no places are recognised: set it to true")
+        raise MergeError(
+            "loop.enabled is false, so that no locations are recognised: set it to true"
+        )
     return True
 
 

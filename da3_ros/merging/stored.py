@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from da3_ros.export.selection import Progress, silent
-from da3_ros.export.stored_depth import places_of
+from da3_ros.export.stored_depth import submap_poses_of
 from da3_ros.keyframe_store.keyframe import FramePose
-from da3_ros.keyframe_store.store import MapState, Place, StoredScene, StoreWriter
+from da3_ros.keyframe_store.store import MapState, StoredScene, StoredSubmap, StoreWriter
 from da3_ros.merging.inputs import InputScene
 
 # Returns a stored submap, given with its new id, as it is in the merged scene; None: left out.
-Placed = Callable[[Place], Place | None]
+Placed = Callable[[StoredSubmap], StoredSubmap | None]
 
 
 def write_stored(
@@ -22,7 +22,7 @@ def write_stored(
 ) -> None:  # fmt: skip
     """Writes the stored keyframes of all scenes that have some into ``folder``.
 
-    Images and depth are copied as they are; ids, cameras and places are those of the merged
+    Images and depth are copied as they are; ids, cameras and poses are those of the merged
     scene. Raises OSError, JournalError.
     """
     writer, first_track = StoreWriter(folder), 0
@@ -31,38 +31,39 @@ def write_stored(
         for one in inputs:
             if one.reader.has_keyframes:
                 with one.reader.keyframes() as stored:
-                    places = _places(one, stored, placed)
-                    writer.place(places.values())
-                    first_track = _copy(one, stored, places, writer, first_track, progress)
+                    submaps = _submaps(one, stored, placed)
+                    writer.place(submaps.values())
+                    first_track = _copy(one, stored, submaps, writer, first_track, progress)
         writer.journal.sync()
     finally:
         writer.journal.close()
 
 
-def _places(one: InputScene, stored: StoredScene, placed: Placed) -> dict[int, Place]:
-    """Returns the places in the merged scene, by the ids in the scene of their own."""
-    out: dict[int, Place] = {}
-    for id, S in places_of(stored).items():
-        about = stored.places[id]
+def _submaps(one: InputScene, stored: StoredScene, placed: Placed) -> dict[int, StoredSubmap]:
+    """Returns the submaps in the merged scene, by the ids in the scene of their own."""
+    out: dict[int, StoredSubmap] = {}
+    for id, S in submap_poses_of(stored).items():
+        about = stored.submaps[id]
         numbers = (
-            id + one.first_submap, about.segment + one.first_segment, about.part + one.first_part,
+            id + one.first_submap, about.chain + one.first_chain,
+            about.component + one.first_component,
         )  # fmt: skip
-        if id < one.submap_count and (place := placed(Place(*numbers, S))) is not None:
-            out[id] = place
+        if id < one.submap_count and (submap := placed(StoredSubmap(*numbers, S))) is not None:
+            out[id] = submap
     return out
 
 
 def _copy(
-    one: InputScene, stored: StoredScene, places: Mapping[int, Place], writer: StoreWriter,
+    one: InputScene, stored: StoredScene, submaps: Mapping[int, StoredSubmap], writer: StoreWriter,
     first_track: int, progress: Progress,
 ) -> int:  # fmt: skip
     """Copies the frames of a scene; returns the first number of the next one's tracks."""
     next_track, others = first_track, list[FramePose]()  # frames that are no keyframes
     for key, frame in stored.placed_frames.items():
         progress("copying keyframes", key / len(stored.frames))
-        if frame.submap not in places:
+        if frame.submap not in submaps:
             continue
-        submap, camera = places[frame.submap].id, one.camera(frame.camera)
+        submap, camera = submaps[frame.submap].id, one.camera(frame.camera)
         pose = replace(frame, camera=camera, submap=submap)
         if key not in stored.images:
             others.append(pose)

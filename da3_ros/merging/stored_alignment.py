@@ -38,13 +38,13 @@ FEWEST_CAMERAS = 3  # that measure two scenes; each has six of the seven unknown
 
 
 @dataclass(frozen=True, eq=False)
-class NodePlaces:
+class NodePoses:
     """The graph's nodes: where they were in their own scenes, and where they are now."""
 
     before: Sequence[Similarity]
     now: Sequence[Similarity]
-    of: Callable[[int], int]  # index of the node of a submap; -1: its part has none
-    part: Callable[[int], int]  # the part of a submap
+    of: Callable[[int], int]  # index of the node of a submap; -1: its component has none
+    component: Callable[[int], int]  # the component of a submap
     group: Callable[[int], int]  # and the number of what that is joined with
 
     def move(self, node: int) -> Similarity:
@@ -56,11 +56,11 @@ class StoredAlignment:
     """Measures cameras of scenes that were joined; a context manager."""
 
     def __init__(
-        self, inputs: Sequence[InputScene], places: NodePlaces, max_features: int, depth: float,
+        self, inputs: Sequence[InputScene], poses: NodePoses, max_features: int, depth: float,
         progress: Progress,
     ) -> None:  # fmt: skip
-        """depth: typical one, in the unit of the places. Raises JournalError."""
-        self.inputs, self.places, self._depth = inputs, places, depth
+        """depth: typical one, in the unit of the poses. Raises JournalError."""
+        self.inputs, self.poses, self._depth = inputs, poses, depth
         self._limits = dataclasses.replace(SolverLimits.full(max_features), tracks=TRACKS)
         detector = FeatureDetector(self._limits.features, self._limits.pixels)
         self._progress = progress
@@ -96,7 +96,8 @@ class StoredAlignment:
                     continue
                 why = f"{len(found)} stored keyframes show the same in both"
             log.warning(
-                "%s are aligned by the small images that recognise places, not by stored ones: %s",
+                "%s are aligned by the small images that recognise locations, not by "
+                "stored ones: %s",
                 names, why,
             )  # fmt: skip
         return out
@@ -107,7 +108,7 @@ class StoredAlignment:
         if not len(asked):
             return []
         nodes, other_nodes = (
-            np.array([self.places.of(int(s)) for s in one.submap]) for one in (asked, others)
+            np.array([self.poses.of(int(s)) for s in one.submap]) for one in (asked, others)
         )
         near = self._near(asked, nodes, others, other_nodes)
         count = min(len(near), MAX_CAMERAS)
@@ -126,13 +127,13 @@ class StoredAlignment:
         """Returns the numbers of keyframes near others of one group with them."""
         centres, other_centres = (
             np.array([
-                self.places.move(n).points(T[:3, 3])
+                self.poses.move(n).points(T[:3, 3])
                 for n, T in zip(at.tolist(), one.T_scene_camera, strict=True)
             ])
             for one, at in ((asked, nodes), (others, other_nodes))
         )  # fmt: skip
         groups, other_groups = (
-            np.array([self.places.group(int(s)) for s in one.submap]) for one in (asked, others)
+            np.array([self.poses.group(int(s)) for s in one.submap]) for one in (asked, others)
         )
         near = np.zeros(len(asked), bool)
         for group in np.intersect1d(groups[nodes >= 0], other_groups[other_nodes >= 0]):
@@ -147,13 +148,13 @@ class StoredAlignment:
         """Returns a camera among those of another scene that see the same; None: it cannot be
         placed."""
         points = asked.surface(number)
-        group = self.places.group(int(asked.submap[number]))
-        moved = self.places.move(node).points(points)
+        group = self.poses.group(int(asked.submap[number]))
+        moved = self.poses.move(node).points(points)
         chosen = self._seeing(moved, group, others, other_nodes)
         if len(chosen) < FEWEST_OTHERS:
             return None
         other = int(other_nodes[chosen[0]])
-        start = self.places.move(other).inverse() @ self.places.move(node)
+        start = self.poses.move(other).inverse() @ self.poses.move(node)
         T = asked.T_scene_camera[number]
         views: list[TrackedView] = []
         for k in chosen:
@@ -167,28 +168,32 @@ class StoredAlignment:
         if found is None:
             return None
         moved_by = np.linalg.norm(found.T_local_camera[:3, 3] - start.pose(T)[:3, 3])
-        if moved_by * self.places.move(other).scale > MAX_MOVE * self._depth:
+        if moved_by * self.poses.move(other).scale > MAX_MOVE * self._depth:
             return None
-        back, other_back = (self.places.before[k].inverse() for k in (node, other))
+        back, other_back = (self.poses.before[k].inverse() for k in (node, other))
         return MeasuredCamera(
             node, back @ Similarity.from_pose(T),
             other, other_back @ Similarity.from_pose(found.T_local_camera),
-            found.sigma * [1.0, other_back.scale], self._depth / self.places.now[node].scale,
+            found.sigma * [1.0, other_back.scale], self._depth / self.poses.now[node].scale,
         )  # fmt: skip
 
     def _seeing(self, points: Array, group: int, others: StoredViews, nodes: Array) -> list[int]:
-        """Returns the keyframes of one part that see most of some points, which are where nodes
-        are now."""
+        """Returns the keyframes of one component that see most of some points, which are where
+        nodes are now."""
         shares = np.zeros(len(others))
         if not len(points):
             return []
         for node in np.unique(nodes[nodes >= 0]):
             some = np.flatnonzero(nodes == node)
-            if self.places.group(int(others.submap[some[0]])) == group:
-                there = self.places.move(int(node)).inverse().points(points)
+            if self.poses.group(int(others.submap[some[0]])) == group:
+                there = self.poses.move(int(node)).inverse().points(points)
                 shares[some] = others.shares(some, there)
         order = np.argsort(-shares, kind="stable")
         order = order[shares[order] > MIN_SHARE]
-        parts = [self.places.part(int(others.submap[k])) for k in order]
-        same = [k for k, part in zip(order.tolist(), parts, strict=True) if part == parts[0]]
+        components = [self.poses.component(int(others.submap[k])) for k in order]
+        same = [
+            k
+            for k, component in zip(order.tolist(), components, strict=True)
+            if component == components[0]
+        ]
         return same[:OTHERS]

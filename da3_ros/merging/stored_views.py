@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from da3_ros.export.stored_depth import places_of
+from da3_ros.export.stored_depth import submap_poses_of
 from da3_ros.keyframe_store.journal import JournalError
 from da3_ros.keyframe_store.store import StoredScene
 from da3_ros.merging.inputs import InputScene
@@ -37,16 +37,16 @@ class StoredViews:
     def __init__(self, one: InputScene, stored: StoredScene, detector: FeatureDetector) -> None:
         """stored: those keyframes."""
         self._stored, self._detector = stored, detector
-        places = places_of(self._stored)
+        poses = submap_poses_of(self._stored)
         self._keys = [
             k for k in self._stored.images
-            if (s := self._stored.frames[k].submap) in places and s < one.submap_count
+            if (s := self._stored.frames[k].submap) in poses and s < one.submap_count
         ]  # fmt: skip
         frames = [self._stored.frames[k] for k in self._keys]
-        self._scale = [places[f.submap].scale for f in frames]
+        self._scale = [poses[f.submap].scale for f in frames]
         self.submap = np.array([f.submap + one.first_submap for f in frames], int)  # new ids
         self.T_scene_camera = np.array(
-            [places[f.submap].pose(f.T_submap_camera) for f in frames]
+            [poses[f.submap].pose(f.T_submap_camera) for f in frames]
         ).reshape(-1, 4, 4)
         self._K = np.array([f.K for f in frames]).reshape(-1, 3, 3)
         self._size = np.array([f.size for f in frames]).reshape(-1, 2)

@@ -15,7 +15,7 @@ import cv2
 import numpy as np
 from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 
-from da3_ros.geometry.poses import T_MAP_WORLD, quaternion_from_matrix
+from da3_ros.geometry.poses import T_ROS_MAP, quaternion_from_matrix
 from da3_ros.geometry.projection import backproject, ros_K
 from da3_ros.sensors.calibration import pinhole_calibration
 from da3_ros.types import Array, Calibration, FloatImage, Image, TrackedFrame, WindowReport
@@ -353,14 +353,14 @@ def tf(lib: MessageLibrary, transforms: Iterable[tuple[int, str, str, Array]]) -
 # Our own ----------------------------------------------------------------------------------------
 
 
-def frame_pose(lib: MessageLibrary, frame: TrackedFrame, T_map_world: Array = T_MAP_WORLD) -> Any:
-    """da3_ros/FramePose: ``T_map_camera``, k of the published depth (ROS pixel rule, as in its
+def frame_pose(lib: MessageLibrary, frame: TrackedFrame, T_ros_map: Array = T_ROS_MAP) -> Any:
+    """da3_ros/FramePose: ``T_ros_camera``, k of the published depth (ROS pixel rule, as in its
     camera_info) and the median confidence (NaN if unknown)."""
     finite = frame.confidence[np.isfinite(frame.confidence)]
     return lib.type(f"{PACKAGE}/msg/FramePose")(
         header=header(lib, frame.stamp_ns, frame.frame_id),
         camera=frame.camera,
-        pose=pose(lib, T_map_world @ frame.T_world_camera),
+        pose=pose(lib, T_ros_map @ frame.T_map_camera),
         k=ros_K(frame.K).reshape(9),
         keyframe=bool(frame.keyframe),
         confidence=float(np.median(finite)) if finite.size else _NAN,
@@ -369,13 +369,13 @@ def frame_pose(lib: MessageLibrary, frame: TrackedFrame, T_map_world: Array = T_
 
 def window(
     lib: MessageLibrary, report: WindowReport, frames: Sequence[TrackedFrame],
-    map_frame: str = "map", T_map_world: Array = T_MAP_WORLD,
+    map_frame: str = "map", T_ros_map: Array = T_ROS_MAP,
 ) -> Any:  # fmt: skip
     """da3_ros/Window; ``scale`` is metres per network unit of this window, NaN if unknown."""
     return lib.type(f"{PACKAGE}/msg/Window")(
         header=header(lib, report.stamp_ns, map_frame),
         id=int(report.id),
-        frames=[frame_pose(lib, frame, T_map_world) for frame in frames],
+        frames=[frame_pose(lib, frame, T_ros_map) for frame in frames],
         new_frames=int(report.new_frames),
         scale_source=report.scale.source,
         scale=float(report.scale.value * report.unit),

@@ -12,7 +12,7 @@ import numpy as np
 
 from da3_ros.config import DepthConfig
 from da3_ros.drawing.colormaps import colorize_confidence, colorize_depth
-from da3_ros.geometry.poses import T_MAP_WORLD, invert_pose
+from da3_ros.geometry.poses import T_ROS_MAP, invert_pose
 from da3_ros.mapping.covariance import rotated_covariance
 from da3_ros.mapping.scene import Scene
 from da3_ros.mapping.trajectory import Poses
@@ -55,20 +55,20 @@ class Outputs:
         map_frame: str = "map",
         odom_frame: str = "odom",
         timings: bool = True,
-        T_map_world: Callable[[], Array] = lambda: T_MAP_WORLD,
+        T_ros_map: Callable[[], Array] = lambda: T_ROS_MAP,
         tf: Callable[[TrackedFrame], list[Edge]] | None = None,
         scene_prefix: str = "",
     ) -> None:
         """timings: False replaces values that differ from run to run by NaN.
 
-        T_map_world: returns the current pose of the world in the map frame [4, 4]. tf: returns the
+        T_ros_map: returns the map [4, 4] in the axes that are published now. tf: returns the
         transforms of a frame; by default map to odom to camera. scene_prefix: prefix of the topics
         of the scene, as the camera's name is the prefix of the topics of its frames.
         """
         self.lib = lib
         self.config = config
         self.map_frame, self.odom_frame = map_frame, odom_frame
-        self._T_map_world = T_map_world
+        self._T_ros_map = T_ros_map
         self.scene_prefix = scene_prefix
         self._window_size = window_size
         self._timings = timings
@@ -127,24 +127,24 @@ class Outputs:
                 held.popitem(last=False)
 
     @property
-    def T_map_world(self) -> Array:
-        """Current pose of the world in the map frame [4, 4]."""
-        return self._T_map_world()
+    def T_ros_map(self) -> Array:
+        """The map [4, 4] in the axes that are published now."""
+        return self._T_ros_map()
 
     def reset(self) -> None:
         """Start a new stream: forget the frames of the old one."""
         self._recent.clear()
         self._keyframes.clear()
 
-    def T_map_odom(self, frame: TrackedFrame) -> Array:
+    def T_ros_odom(self, frame: TrackedFrame) -> Array:
         """Pose of odom in the map [4, 4]: loop and scale corrections, which odometry omits."""
-        L = self.T_map_world
-        return L @ invert_pose(frame.T_odom_world) @ invert_pose(L)
+        L = self.T_ros_map
+        return L @ invert_pose(frame.T_odom_map) @ invert_pose(L)
 
     def _default_edges(self, frame: TrackedFrame) -> list[Edge]:
-        T_odom_camera = self.T_map_world @ frame.T_odom_world @ frame.T_world_camera
+        T_odom_camera = self.T_ros_map @ frame.T_odom_map @ frame.T_map_camera
         return [
-            (self.map_frame, self.odom_frame, self.T_map_odom(frame)),
+            (self.map_frame, self.odom_frame, self.T_ros_odom(frame)),
             (self.odom_frame, frame.frame_id, T_odom_camera),
         ]
 
@@ -167,8 +167,8 @@ class OutputContext(Protocol):
     odom_frame: str
 
     @property
-    def T_map_world(self) -> Array:
-        """Current pose of the world in the map frame [4, 4]."""
+    def T_ros_map(self) -> Array:
+        """The map [4, 4] in the axes that are published now."""
 
     def edges(self, frame: TrackedFrame) -> list[Edge]:
         """Returns the transforms to publish with a frame."""
@@ -257,24 +257,24 @@ def _points(s: OutputContext, frame: TrackedFrame) -> Any:
 
 
 def _pose(s: OutputContext, frame: TrackedFrame) -> Any:
-    L = s.T_map_world
+    L = s.T_ros_map
     return build.pose_with_covariance(
-        s.lib, frame.stamp_ns, s.map_frame, L @ frame.T_world_camera,
+        s.lib, frame.stamp_ns, s.map_frame, L @ frame.T_map_camera,
         _levelled(frame.covariance_map, L),
     )  # fmt: skip
 
 
 def _odom(s: OutputContext, frame: TrackedFrame) -> Any:
-    L = s.T_map_world
+    L = s.T_ros_map
     return build.odometry(
         s.lib, frame.stamp_ns, s.odom_frame, frame.frame_id,
-        L @ frame.T_odom_world @ frame.T_world_camera, _levelled(frame.covariance_odom, L),
+        L @ frame.T_odom_map @ frame.T_map_camera, _levelled(frame.covariance_odom, L),
     )  # fmt: skip
 
 
-def _levelled(covariance: Array | None, T_map_world: Array) -> Array | None:
+def _levelled(covariance: Array | None, T_ros_map: Array) -> Array | None:
     """Rotates a covariance [6, 6] to the axes of the map; None: unknown."""
-    return None if covariance is None else rotated_covariance(covariance, T_map_world[:3, :3])
+    return None if covariance is None else rotated_covariance(covariance, T_ros_map[:3, :3])
 
 
 def _tf(s: OutputContext, frame: TrackedFrame) -> Any:
@@ -284,7 +284,7 @@ def _tf(s: OutputContext, frame: TrackedFrame) -> Any:
 
 def _window(s: OutputContext, frame: TrackedFrame) -> Any:
     frames = s.posed_frames(frame.window.view_ids)
-    return build.window(s.lib, s.report(frame), frames, s.map_frame, s.T_map_world)
+    return build.window(s.lib, s.report(frame), frames, s.map_frame, s.T_ros_map)
 
 
 # Messages of scenes -----------------------------------------------------------------------------
@@ -294,7 +294,7 @@ def _path(s: OutputContext, views: SceneViews, stamp_ns: int) -> Any:
     poses = views.path()
     stride = max(1, -(-len(poses) // MAX_PATH))
     thinned = poses.take(slice(None, None, stride))
-    chosen = [(p.stamp_ns, s.T_map_world @ p.T_world_camera) for p in thinned]
+    chosen = [(p.stamp_ns, s.T_ros_map @ p.T_map_camera) for p in thinned]
     return build.path(s.lib, stamp_ns, s.map_frame, chosen)
 
 

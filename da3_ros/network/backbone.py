@@ -425,7 +425,7 @@ def _restore(x: Tensor, order: Tensor | None) -> Tensor:
     return x if order is None else _reorder(x, order.argsort(dim=1))
 
 
-# Selects the reference view, whose camera defines the world (architecture notes, 6).
+# Selects the reference view, whose camera defines the window's frame (architecture notes, 6).
 
 STRATEGIES = ("first", "middle", "saddle_balanced", "saddle_sim_range")
 

@@ -1,6 +1,6 @@
 """Camera encoder (known poses to tokens) and decoder (tokens to poses), architecture notes 8.
 
-A pose is encoded as nine numbers of the camera-to-world transform: centre (3), quaternion x y z w
+A pose is encoded as nine numbers of the camera-to-window transform: centre (3), quaternion x y z w
 (4), vertical and horizontal field of view in radians (2). The principal point is not encoded.
 """
 
@@ -76,7 +76,7 @@ class CameraEncoder(nn.Module):
         self.trunk_norm = nn.LayerNorm(D, eps=1e-5)
 
     def forward(self, extrinsics: Tensor, intrinsics: Tensor, size: tuple[int, int]) -> Tensor:
-        """World-to-camera [B, N, 3 or 4, 4] and K [B, N, 3, 3] for (H, W) -> [B, N, D]."""
+        """Window-to-camera [B, N, 3 or 4, 4] and K [B, N, 3, 3] for (H, W) -> [B, N, D]."""
         x = self._encode(extrinsics.float(), intrinsics.float(), size)
         x = self.token_norm(self.pose_branch(x))
         for block in self.trunk:
@@ -105,15 +105,15 @@ class CameraDecoder(nn.Module):
         self.fc_fov = nn.Sequential(nn.Linear(G, 2), nn.ReLU())
 
     def forward(self, slot: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        """Class slots [B, N, 2D] -> world-to-camera [B, N, 3, 4], K [B, N, 3, 3] (corner rule).
+        """Class slots [B, N, 2D] -> window-to-camera [B, N, 3, 4], K [B, N, 3, 3] (corner rule).
 
         A field of view that is impossible for a pinhole camera, such as 0, gives a NaN focal
         length.
         """
         x = self.backbone(slot.float())
         R = matrix_from_quaternion(self.fc_qvec(x))
-        T_world_camera = torch.cat((R, self.fc_t(x)[..., None]), dim=-1)
-        return invert_rigid(T_world_camera), self._intrinsics(self.fc_fov(x), size)
+        T_window_camera = torch.cat((R, self.fc_t(x)[..., None]), dim=-1)
+        return invert_rigid(T_window_camera), self._intrinsics(self.fc_fov(x), size)
 
     @staticmethod
     def _intrinsics(fov: Tensor, size: tuple[int, int]) -> Tensor:

@@ -19,13 +19,13 @@ SHORTEST_UNIT = 0.1  # in the unit of the given poses; the reference divides by 
 class Conditioning(NamedTuple):
     """Normalised poses for the camera encoder, and the divisor of their translations."""
 
-    extrinsics: Tensor  # [B, N, 4, 4] world-to-camera; the first frame is the world
+    extrinsics: Tensor  # [B, N, 4, 4] window to camera; the first frame is the window's
     unit: Tensor  # [B] length of one unit of ``extrinsics`` in that of the given poses
     rotation_only: Tensor  # [B] bool: the translations determine no scale for the network
 
 
-def normalize_poses(T_world_camera: Tensor) -> Conditioning:
-    """Make camera-to-world poses [B, N, 4, 4] relative to the first one, in the encoder's unit.
+def normalize_poses(T_window_camera: Tensor) -> Conditioning:
+    """Make camera-to-window poses [B, N, 4, 4] relative to the first one, in the encoder's unit.
 
     The unit is the lower median over all frames, including the first, of the distance to the
     first camera, but at least 0.1. With one or two views, or if at least half of the cameras are
@@ -35,8 +35,8 @@ def normalize_poses(T_world_camera: Tensor) -> Conditioning:
     Computes in the type of the input: float64 keeps poses far from their origin exact, whereas
     the reference, in float32, loses a centimetre at 100 km. The results are float32.
     """
-    T_first_world = _homogeneous(invert_rigid(T_world_camera[:, :1]))
-    T = T_first_world @ T_world_camera
+    T_first_window = _homogeneous(invert_rigid(T_window_camera[:, :1]))
+    T = T_first_window @ T_window_camera
     median = T[..., :3, 3].norm(dim=-1).median(dim=1).values
     unit = median.clamp_min(SHORTEST_UNIT)
     T = torch.cat((T[..., :3], T[..., 3:] / _with_last_one(unit)), dim=-1)

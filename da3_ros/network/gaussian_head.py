@@ -42,7 +42,7 @@ class GaussianHead(PositionedPyramid):
         """Returns relative Gaussians [F, 38, H, W], made of ``chunk`` frames at a time.
 
         projected: taps 4 x [F, P, c_k]. images: normalised [F, 3, H, W]. depth: [F, H, W]. R:
-        [F, 3, 3] rotations from the network's world to the cameras.
+        [F, 3, 3] rotations from the window to the cameras.
         """
         parts = []
         for i in range(0, len(images), chunk):
@@ -60,11 +60,12 @@ class GaussianHead(PositionedPyramid):
         return out
 
 
-def relative_gaussians(raw: Tensor, depth: Tensor, R_camera_world: Tensor) -> Tensor:
+def relative_gaussians(raw: Tensor, depth: Tensor, R_camera_window: Tensor) -> Tensor:
     """Converts the head's channels [..., 38, H, W] to relative Gaussians, of the same shape,
     channels as in ``splats.relative.CHANNELS``.
 
-    depth: [..., H, W]. R_camera_world: [..., 3, 3], in the network's world.
+    depth: [..., H, W]. R_camera_window: [..., 3, 3], of the frame in which the network gives
+    poses.
     """
     offset, scale, rotation, sh, shift, opacity = raw.split((2, 3, 4, 3 * SH, 1, 1), dim=-3)
     least, most = 0.1 * LEAST_SCALE, 0.1 * MOST_SCALE
@@ -74,7 +75,7 @@ def relative_gaussians(raw: Tensor, depth: Tensor, R_camera_world: Tensor) -> Te
             offset,
             shift / depth.unsqueeze(-3),
             least + (most - least) * scale.sigmoid(),
-            _in_camera(rotation.movedim(-3, -1), R_camera_world).movedim(-1, -3),
+            _in_camera(rotation.movedim(-3, -1), R_camera_window).movedim(-1, -3),
             opacity.sigmoid(),
             sh * damping,
         ),
@@ -82,17 +83,17 @@ def relative_gaussians(raw: Tensor, depth: Tensor, R_camera_world: Tensor) -> Te
     )
 
 
-def _in_camera(raw: Tensor, R_camera_world: Tensor) -> Tensor:
+def _in_camera(raw: Tensor, R_camera_window: Tensor) -> Tensor:
     """Converts the head's quaternions x, y, z, w [..., H, W, 4] to rotations to the camera's
     axes, quaternions w, x, y, z.
 
-    The reference turns them into its world with the components out of order: it reads (w, x, y,
+    The reference turns them into its window with the components out of order: it reads (w, x, y,
     z) as (x, y, z, w) when it multiplies, and the product as (w, x, y, z) again, which is right
     only for the reference camera. Its weights were trained with that, so it is repeated here.
     """
-    q_world_camera = quaternion_from_matrix(R_camera_world.mT)[..., None, None, :]
-    mistaken = _product(q_world_camera, F.normalize(raw, dim=-1, eps=1e-8).roll(1, dims=-1))
-    inverse = q_world_camera * q_world_camera.new_tensor((-1.0, -1.0, -1.0, 1.0))
+    q_window_camera = quaternion_from_matrix(R_camera_window.mT)[..., None, None, :]
+    mistaken = _product(q_window_camera, F.normalize(raw, dim=-1, eps=1e-8).roll(1, dims=-1))
+    inverse = q_window_camera * q_window_camera.new_tensor((-1.0, -1.0, -1.0, 1.0))
     return _product(inverse, mistaken.roll(-1, dims=-1)).roll(1, dims=-1)
 
 

@@ -23,11 +23,11 @@ class Chunks(NamedTuple):
 
 
 class Output(NamedTuple):
-    """Output of a forward pass, in one unknown unit and the reference camera's world."""
+    """Output of a forward pass, in one unknown unit and the reference camera's frame."""
 
     depth: Tensor  # [B, N, H, W] z-depth, or [B, M, H, W] of the requested frames
     confidence: Tensor  # likewise, from 1 upwards
-    extrinsics: Tensor  # [B, N, 3, 4] world-to-camera, OpenCV axes
+    extrinsics: Tensor  # [B, N, 3, 4] window-to-camera, OpenCV axes
     intrinsics: Tensor  # [B, N, 3, 3] pixels of the input, pixel i covers [i, i + 1)
     sky: Tensor | None = None
     ray: Tensor | None = None  # [B, N or M, 8h, 8w, 6], only with rays=True
@@ -101,7 +101,7 @@ class DepthAnything3(ChunkedNetwork):
         """Run the whole network.
 
         images: [B, N, 3, H, W], ImageNet-normalised, H and W multiples of 14.
-        extrinsics, intrinsics: known world-to-camera [B, N, 3 or 4, 4] and K [B, N, 3, 3] of all
+        extrinsics, intrinsics: known window-to-camera [B, N, 3 or 4, 4] and K [B, N, 3, 3] of all
             frames, both or none (the network cannot use intrinsics alone).
         ref_view: ``first``, ``middle``, ``saddle_balanced`` or ``saddle_sim_range``.
         rays: also return the ray maps (the second branch of the head, skipped otherwise).

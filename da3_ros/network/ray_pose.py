@@ -40,7 +40,7 @@ def cameras_from_rays(
 ) -> tuple[Tensor, Tensor]:
     """Fit cameras to ray maps [B, N, h, w, 6] with weights [B, N, h, w]; ``size``: (H, W) pixels.
 
-    Returns world-to-camera [B, N, 3, 4] and K [B, N, 3, 3] (pixel i covers [i, i + 1)), NaN for
+    Returns window-to-camera [B, N, 3, 4] and K [B, N, 3, 3] (pixel i covers [i, i + 1)), NaN for
     frames to whose rays no camera fits. Deterministic: independent of earlier calls.
     """
     B, N, h, w, _ = ray.shape
@@ -102,7 +102,7 @@ def _principal_point(A: Tensor) -> Tensor:
 
 
 def _cameras(rays: Tensor, weights: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
-    """World-to-camera [F, 3, 4] and K [F, 3, 3] in the cells' units from rays [F, M, 6]."""
+    """Window-to-camera [F, 3, 4] and K [F, 3, 3] in the cells' units from rays [F, M, 6]."""
     d, origin = rays.split(3, dim=-1)
     good = rays.isfinite().all(-1) & weights.isfinite() & (d.norm(dim=-1) > SHORTEST)
     d, origin = (x.where(good[..., None], 0) for x in (d, origin))

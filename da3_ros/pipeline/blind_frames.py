@@ -89,7 +89,7 @@ class BlindFrames:
         return estimate, ""
 
     def is_unrelated(self, window: Window, shared: Sequence[OverlapView]) -> bool:
-        """Whether a window after a gap shares no view, so that a new segment must begin."""
+        """Whether a window after a gap shares no view, so that a new chain must begin."""
         if shared or not self.sight.has_placed or not self.config.hold_when_blind:
             return False
         if not self._has_gap(window):
@@ -98,7 +98,7 @@ class BlindFrames:
         return True
 
     def _note_lost(self, why: str) -> None:
-        log.warning("the camera sees again, but %s: a new segment begins", why)
+        log.warning("the camera sees again, but %s: a new chain begins", why)
         self.counters["sight_not_found"] += 1
 
     def _has_gap(self, window: Window) -> bool:
@@ -129,7 +129,7 @@ class BlindFrames:
 
     def gives_up(self, cause: str, prediction: Prediction) -> bool:
         """Notes a window that cannot be trusted; returns whether the camera was looked for so
-        often that a new segment must begin."""
+        often that a new chain must begin."""
         if cause != LOST:  # it may still be blind
             return False
         newest = None if prediction.descriptor is None else prediction.descriptor[-1]
@@ -202,7 +202,7 @@ def _known_K(view: View, last: TrackedFrame | None) -> Array:
 #
 # Works on published frames and predictions; knows neither network nor odometry.
 
-SHORT_GAP = 2  # blind instants after which motion is still small: as when frames are dropped
+SHORT_GAP = 2  # blind framesets after which motion is still small: as when frames are dropped
 ATTEMPTS = 2  # windows in which the camera is looked for among its own keyframes
 STRIDE = 4  # of rows and columns whose values give a median
 PAST = 30  # newest frames that tell what is usual
@@ -229,7 +229,7 @@ class SeenCamera:
 
     last: TrackedFrame | None = None  # the newest one that was placed, without images
     depth: float = 1.0  # its median depth, published units
-    # ``T_local_camera`` [4, 4] of the cameras that were placed in its instant.
+    # ``T_local_camera`` [4, 4] of the cameras that were placed in its frameset.
     others: dict[str, Array] = dataclasses.field(default_factory=dict)
     blind: int = 0  # frames since
     logged_ns: int | None = None  # stamp at which blindness was last logged
@@ -267,8 +267,8 @@ class SeenCamera:
             prepared.blind, REMEDIES.get(prepared.blind, ""),
         )  # fmt: skip
 
-    def note_instant(self, poses: dict[str, Array]) -> None:
-        """Notes ``T_local_camera`` [4, 4] of the cameras that see in its newest instant."""
+    def note_frameset(self, poses: dict[str, Array]) -> None:
+        """Notes ``T_local_camera`` [4, 4] of the cameras that see in its newest frameset."""
         self.others = poses
 
     def guide(self, camera: str, poses: dict[str, Array]) -> str | None:
@@ -307,19 +307,19 @@ class Sight:
     def restart(self) -> None:
         """Begins a new stream: nothing was seen."""
         self._cameras: dict[str, SeenCamera] = {}
-        self._instant, self._poses = -1, dict[str, Array]()  # of the newest placed instant
-        self.start_segment()
+        self._frameset, self._poses = -1, dict[str, Array]()  # of the newest placed frameset
+        self.start_chain()
 
-    def start_segment(self) -> None:
-        """Begins a segment: what was usual at the last place need not be so here."""
+    def start_chain(self) -> None:
+        """Begins a chain: what was usual at the last location need not be so here."""
         self._refined: deque[bool] = deque(maxlen=PAST)
         for one in self._cameras.values():
             one.confidence.clear()
         self.end_gap()
 
     def end_gap(self) -> None:
-        """Notes that the cameras are placed, or that a new segment begins."""
-        self._blind_instants = 0  # in which no camera was placed, since the last one that was
+        """Notes that the cameras are placed, or that a new chain begins."""
+        self._blind_framesets = 0  # in which no camera was placed, since the last one that was
         # Windows in which the camera was looked for in vain. Blind images between them do not
         # count anew: a camera that repeats or flickers would never give up.
         self.attempts = 0
@@ -328,7 +328,7 @@ class Sight:
     @property
     def has_gap(self) -> bool:
         """Whether the cameras may be anywhere: they have not been placed for a while."""
-        return self._blind_instants > SHORT_GAP
+        return self._blind_framesets > SHORT_GAP
 
     @property
     def has_placed(self) -> bool:
@@ -337,8 +337,8 @@ class Sight:
 
     @property
     def was_blind(self) -> bool:
-        """Whether the newest instant could not be placed."""
-        return self._blind_instants > 0
+        """Whether the newest frameset could not be placed."""
+        return self._blind_framesets > 0
 
     @property
     def expects_tracks(self) -> bool:
@@ -367,17 +367,17 @@ class Sight:
         """Whether the network is not far less confident of a view than usual."""
         return self._camera(camera).excess(estimate.confidence[index]) >= BLIND_CONFIDENCE
 
-    def see(self, frame: TrackedFrame, instant: int, T_local_camera: Array) -> None:
-        """Notes a placed frame of an instant, with its pose [4, 4]."""
+    def see(self, frame: TrackedFrame, frameset: int, T_local_camera: Array) -> None:
+        """Notes a placed frame of a frameset, with its pose [4, 4]."""
         one = self._camera(frame.camera)
         one.see(frame)
-        if instant != self._instant:
-            self._instant, self._poses = instant, {}
+        if frameset != self._frameset:
+            self._frameset, self._poses = frameset, {}
         self._poses[frame.camera] = T_local_camera
         for name in self._poses:
-            self._camera(name).note_instant(self._poses)
+            self._camera(name).note_frameset(self._poses)
         if frame.is_reference:
-            self._blind_instants = 0
+            self._blind_framesets = 0
 
     def note_window(self, *, refined: bool) -> None:
         """Notes a window that was placed, and whether it has enough tracks."""
@@ -396,8 +396,8 @@ class Sight:
     def note_blind(self, prepared: PreparedView) -> None:
         """Notes and counts a view that shows nothing, or was not placed."""
         camera = prepared.view.camera
-        if prepared.is_reference:  # no camera of its instant sees
-            self._blind_instants += 1
+        if prepared.is_reference:  # no camera of its frameset sees
+            self._blind_framesets += 1
         self._camera(camera).note_blind(prepared)
         self.counters[f"blind_{prepared.blind}" + (f"_{camera}" if camera else "")] += 1
 
@@ -467,7 +467,7 @@ def _median(values: Array, otherwise: float = np.nan) -> float:
 
 
 def _in_odom(frame: TrackedFrame) -> Array:
-    return np.asarray(frame.T_odom_world @ frame.T_world_camera)
+    return np.asarray(frame.T_odom_map @ frame.T_map_camera)
 
 
 def _part(T: Array, share: float) -> Array:

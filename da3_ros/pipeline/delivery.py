@@ -1,4 +1,4 @@
-"""Windows that have a place in odometry, and what is published of them."""
+"""Windows that have a pose in odometry, and what is published of them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NO_WINDOW = WindowReport(
 
 @dataclass(frozen=True, eq=False)
 class PlacedWindow:
-    """A window with its place in odometry."""
+    """A window with its pose in odometry."""
 
     window: Window
     prediction: Prediction  # of the network
@@ -106,7 +106,7 @@ def report_of(
     placed: PlacedWindow,
     scale: Scale,
     *,
-    segment: int,
+    chain: int,
     loop_closed: bool,
     total_s: float,
     tracks: TrackSupport = NO_TRACKS,
@@ -125,7 +125,7 @@ def report_of(
         unit=alignment.T_local_window.scale,
         scale=scale,
         loop_closed=loop_closed,
-        segment=segment,
+        chain=chain,
         focal_ratio=_focal_ratio(window, placed.estimate),
         refined=tracks.refined,
         tracks=tracks.count,
@@ -137,7 +137,7 @@ def report_of(
 
 
 def tracked_frame(
-    frame: LocalFrame, depth_m: FloatImage, T_world_camera: Array, T_odom_world: Array
+    frame: LocalFrame, depth_m: FloatImage, T_map_camera: Array, T_odom_map: Array
 ) -> TrackedFrame:
     """Returns the frame to publish, without covariances."""
     return TrackedFrame(
@@ -149,11 +149,11 @@ def tracked_frame(
         depth_m=depth_m,
         confidence=frame.confidence,
         K=frame.K,
-        T_world_camera=T_world_camera,
+        T_map_camera=T_map_camera,
         keyframe=frame.keyframe,
         scale=frame.scale,
         window=frame.window,
-        T_odom_world=T_odom_world,
+        T_odom_map=T_odom_map,
         is_reference=frame.is_reference,
     )
 
@@ -169,17 +169,17 @@ def with_covariance(
     frame: TrackedFrame, T_odom_local: Array, T_local_camera: Array, unit: float,
     R_map_local: Array | None, uncertainty: PoseUncertainty,
 ) -> TrackedFrame:  # fmt: skip
-    """Returns the frame with its covariances, in the world's axes and the published unit.
+    """Returns the frame with its covariances, in the map's axes and the published unit.
 
     Transforms [4, 4] are in the published unit; ``unit``: of those per unit of odometry.
     ``T_odom_local`` is what odometry has not taken over of later estimates: a known part of its
-    error. R_map_local [3, 3]: None if the place in the map is unknown.
+    error. R_map_local [3, 3]: None if the pose in the map is unknown.
     """
-    sigma, T = frame.scale.sigma, frame.T_world_camera
+    sigma, T = frame.scale.sigma, frame.T_map_camera
     in_odom = uncertainty.odometry(frame.id)
     if in_odom is not None:
-        place = (T_odom_local @ T_local_camera)[:3, 3]
-        in_odom = in_metres(in_odom, unit, sigma, place)
+        position = (T_odom_local @ T_local_camera)[:3, 3]
+        in_odom = in_metres(in_odom, unit, sigma, position)
         in_odom = in_odom + kept_error(T_odom_local, T_local_camera)
     in_map = None if R_map_local is None else uncertainty.in_map(frame.id)
     if in_map is not None and R_map_local is not None:

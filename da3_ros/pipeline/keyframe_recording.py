@@ -1,4 +1,4 @@
-"""Stores what the map gets: keyframes with their images, poses, and changes of their places."""
+"""Stores what the map gets: keyframes with their images, poses, and changes of submaps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from da3_ros.keyframe_store.keyframe import FramePose, Keyframe, Tracks
 from da3_ros.keyframe_store.recorder import Flush, KeyframeRecorder
-from da3_ros.keyframe_store.store import MapState, Place
+from da3_ros.keyframe_store.store import MapState, StoredSubmap
 from da3_ros.mapping.frames import LocalFrame
 from da3_ros.mapping.map_table import ViewRow
 from da3_ros.mapping.metric_scale import scaled_depth
@@ -17,12 +17,12 @@ from da3_ros.mapping.submap_spill import Submap
 from da3_ros.splats.relative import RelativeSplats
 from da3_ros.types import Array, FloatImage, Image
 
-SAME = 1e-9  # map units; rounding of a place that stays
+SAME = 1e-9  # map units; rounding of a pose that stays
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
-    """What a keyframe has beside its place in the map."""
+class KeyframeData:
+    """What a keyframe has beside its pose in the map."""
 
     image: Image  # [H, W, 3] RGB, rectified, at the camera's size
     depth: FloatImage  # [h, w] units of odometry, before the filters of confidence and edges
@@ -36,15 +36,15 @@ class KeyframeRecording:
 
     def __init__(self, recorder: KeyframeRecorder) -> None:
         self._recorder = recorder
-        self._places: dict[int, Place] = {}  # as they were stored
+        self._stored: dict[int, StoredSubmap] = {}  # as they were stored
 
     def add(
-        self, frame: LocalFrame, seen: Seen | None, submap: Submap, T_submap_camera: Array,
+        self, frame: LocalFrame, data: KeyframeData | None, submap: Submap, T_submap_camera: Array,
         unit: float, state: MapState,
     ) -> None:  # fmt: skip
-        """Stores a frame of a submap, with its pose [4, 4] there; seen: of a keyframe. unit: of
+        """Stores a frame of a submap, with its pose [4, 4] there; data: of a keyframe. unit: of
         odometry, per unit of the submap."""
-        if submap.id not in self._places:
+        if submap.id not in self._stored:
             self.place([submap])
         height, width = frame.depth.shape
         pose = FramePose(
@@ -56,20 +56,20 @@ class KeyframeRecording:
             (width, height),
             frame.keyframe,
         )
-        if seen is None:
+        if data is None:
             self._recorder.add_frame(pose)
             return
         self._recorder.set_map(state)
         self._recorder.add(
             Keyframe(
-                pose, scaled_depth(seen.depth, 1 / unit), frame.confidence, seen.image,
-                seen.descriptor, seen.tracks, seen.splats,
+                pose, scaled_depth(data.depth, 1 / unit), frame.confidence, data.image,
+                data.descriptor, data.tracks, data.splats,
             )
         )  # fmt: skip
 
     def begin(self) -> None:
         """Begins the scene anew: what was stored is no part of it."""
-        self._places.clear()
+        self._stored.clear()
         self._recorder.begin()
 
     def flush(self, state: MapState) -> Flush:
@@ -83,14 +83,14 @@ class KeyframeRecording:
         return self._recorder.close(timeout_s)
 
     def place(self, submaps: Iterable[Submap]) -> None:
-        """Stores the places of submaps."""
-        places = [Place(s.id, s.segment, s.part, s.T_map_submap) for s in submaps]
-        self._places.update({p.id: p for p in places})
-        self._recorder.place(places)
+        """Stores the poses of submaps."""
+        stored = [StoredSubmap(s.id, s.chain, s.component, s.T_map_submap) for s in submaps]
+        self._stored.update({s.id: s for s in stored})
+        self._recorder.place(stored)
 
     def move(self, submaps: Iterable[Submap]) -> None:
-        """Stores the places of those submaps that a correction has moved."""
-        self.place([s for s in submaps if not _lies_at(s, self._places.get(s.id))])
+        """Stores the poses of those submaps that a correction has moved."""
+        self.place([s for s in submaps if not _lies_at(s, self._stored.get(s.id))])
 
     def correct(self, rows: Iterable[ViewRow]) -> None:
         """Stores refined poses of earlier frames."""
@@ -99,10 +99,10 @@ class KeyframeRecording:
         )
 
 
-def _lies_at(submap: Submap, place: Place | None) -> bool:
+def _lies_at(submap: Submap, stored: StoredSubmap | None) -> bool:
     """Whether a submap lies, but for rounding, where it was stored."""
-    if place is None or (place.segment, place.part) != (submap.segment, submap.part):
+    if stored is None or (stored.chain, stored.component) != (submap.chain, submap.component):
         return False
-    a, b = submap.T_map_submap, place.T_map_submap
+    a, b = submap.T_map_submap, stored.T_map_submap
     pairs = ((a.scale, b.scale), (a.R, b.R), (a.t, b.t))
     return all(np.allclose(x, y, rtol=0.0, atol=SAME) for x, y in pairs)

@@ -1,4 +1,4 @@
-"""Follows another SLAM: when it corrects the prior's world, the submaps move along.
+"""Follows another SLAM: when it corrects the prior's frame, the submaps move along.
 
 The other SLAM gives poses of the camera at stamps: by jumps of a transform (``tf``), which are
 spread over the path travelled, or as its whole path, sent again and again (``path``). Each submap
@@ -20,12 +20,12 @@ from da3_ros.geometry.poses import invert_pose
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.following import (
     OwnPoses,
-    Places,
+    SubmapPoses,
     completed,
     correction_to,
     kept,
     largest_move,
-    measured_places,
+    measured_poses_of,
 )
 from da3_ros.mapping.graph_solution import Correction
 from da3_ros.mapping.scene import REFERENCE
@@ -49,7 +49,7 @@ ANEW = (
 CHORD_M, MAX_RATIO = 1.0, 1.3
 MOST_COMPARED = 2000  # poses of a path, evenly spaced
 NUMBERS = re.compile(r"\d+(\.\d+)?")
-STRETCHES = 64  # jumps that are remembered as places where the path was right
+STRETCHES = 64  # jumps that are remembered as spots where the path was right
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +67,7 @@ class _Before:
 
 
 class MapFollowing:
-    """Poses of another SLAM, and the places of submaps by them. Not thread-safe."""
+    """Poses of another SLAM, and the poses of submaps by them. Not thread-safe."""
 
     def __init__(self, kind: str) -> None:
         """kind: tf, path, or none, as the parameter ``pose_prior.corrections``."""
@@ -79,7 +79,7 @@ class MapFollowing:
     def restart(self, *, loaded: bool = False) -> None:
         """Begins a new scene, or a loaded one."""
         self._joined = False  # whether the map lies where the other SLAM has its own
-        self.loaded = loaded  # whether the place in a loaded scene must be found first
+        self.loaded = loaded  # whether the pose in a loaded scene must be found first
         self._begun = loaded
         self._poses = PoseTable()  # tf: T_slam_camera; path: T_base_camera
         self._priors = PoseTable()  # path: T_prior_camera
@@ -93,14 +93,14 @@ class MapFollowing:
         self.forget_submaps()
 
     def forget_submaps(self) -> None:
-        """Takes over that the map is empty; its place stays known."""
+        """Takes over that the map is empty; its pose stays known."""
         self._placed: set[int] = set()
         self._due = True
         self._told = ""
 
     def begin(self, view: View) -> Array | None:
-        """Returns the place [4, 4] of a new scene's first camera in the other SLAM's map, which
-        is that of its world; None: unknown, or not its first frame."""
+        """Returns the pose [4, 4] of a new scene's first camera in the other SLAM's map, which
+        is that of its frame; None: unknown, or not its first frame."""
         first, self._begun = not self._begun, True
         if first and self._T_slam_prior is not None and view.T_prior_camera is not None:
             self._joined, self._due = True, False
@@ -205,14 +205,14 @@ class MapFollowing:
 
     def correction(
         self, submaps: Mapping[int, Submap], poses: Callable[[], Poses], camera: str,
-        scale: float | None, T_map_local: Similarity, T_map_world: Array,
+        scale: float | None, T_map_local: Similarity, T_ros_map: Array,
     ) -> Correction | None:  # fmt: skip
         """Returns the correction that places the submaps where the other SLAM has them; None if
         they lie there.
 
         poses: in the frames of their submaps. camera: the leading one. scale: metres per map unit;
-        None: unknown. T_map_local: the frame of odometry. T_map_world: our map coincides with that
-        of the other SLAM.
+        None: unknown. T_map_local: the frame of odometry. T_ros_map: in the map of the other
+        SLAM, with which ours coincides in the axes of ROS.
         """
         if not submaps or not self._is_due(submaps, scale):
             return None
@@ -220,18 +220,18 @@ class MapFollowing:
             self._tell("they wait until the scale is known: lengths must be metres")
             return None
         before = {id: _rigid(s.T_map_submap, scale) for id, s in submaps.items()}
-        segment = {id: s.segment for id, s in submaps.items()}
-        part = {id: s.part for id, s in submaps.items()}
-        measured = self._measured(submaps, poses(), camera, scale, before, segment)
-        if not measured or not self._join(measured, part):
+        chain = {id: s.chain for id, s in submaps.items()}
+        component = {id: s.component for id, s in submaps.items()}
+        measured = self._measured(submaps, poses(), camera, scale, before, chain)
+        if not measured or not self._join(measured, component):
             return None
-        to_world = invert_pose(T_map_world)
-        measured = {id: to_world @ T for id, T in measured.items()}
-        after = completed(measured, before, segment, part, self._placed)
+        to_map = invert_pose(T_ros_map)
+        measured = {id: to_map @ T for id, T in measured.items()}
+        after = completed(measured, before, chain, component, self._placed)
         after = kept(before, after, STAY_M, STAY_RAD)
         self._placed = (self._placed & set(submaps)) | set(measured)
         self._scale, self._due = scale, False
-        ties = tuple((-1, id) for id in measured if part[id] != REFERENCE)
+        ties = tuple((-1, id) for id in measured if component[id] != REFERENCE)
         metres, turn = largest_move(before, after)
         if metres < MOVE_M and turn < MOVE_RAD and not ties:
             return None
@@ -245,13 +245,13 @@ class MapFollowing:
         newest = submaps[max(submaps)]
         far = float(np.linalg.norm(newest.T_map_submap.t))
         grown = scale is not None and abs(scale - self._scale) * far > JUMP_M
-        unplaced = newest.part != REFERENCE and newest.id not in self._placed
+        unplaced = newest.component != REFERENCE and newest.id not in self._placed
         return (self._due or grown or unplaced) and len(self._slam_poses()[0]) > 0
 
     def _measured(
         self, submaps: Mapping[int, Submap], poses: Poses, camera: str, scale: float,
-        before: Places, segment: Mapping[int, int],
-    ) -> Places:  # fmt: skip
+        before: SubmapPoses, chain: Mapping[int, int],
+    ) -> SubmapPoses:  # fmt: skip
         """Returns ``T_slam_submap`` of the submaps that poses of the other SLAM belong to."""
         if camera not in poses.cameras or not len(self._poses):
             return {}
@@ -259,13 +259,13 @@ class MapFollowing:
         rows = poses.rows[poses.rows["camera"] == poses.cameras.index(camera)]
         own = OwnPoses.of(rows, lengths)
         stamps, T_slam_camera = self._slam_poses()
-        found, submap, T_submap_camera = own.at(stamps, before, segment)
+        found, submap, T_submap_camera = own.at(stamps, before, chain)
         if self.kind == "path" and len(stamps) and not len(found):
             self._tell(
                 f"the path (stamps to {stamps[-1] / 1e9:.3f} s) has no pose at the time of a "
                 "frame in the map: its stamps must be of the cameras' clock"
             )
-        return measured_places(submap, T_slam_camera[found], T_submap_camera, FEWEST[self.kind])
+        return measured_poses_of(submap, T_slam_camera[found], T_submap_camera, FEWEST[self.kind])
 
     def _slam_poses(self) -> tuple[Array, Array]:
         """Returns the stamps [N] and poses ``T_slam_camera`` [N, 4, 4] of the other SLAM."""
@@ -278,12 +278,12 @@ class MapFollowing:
         mounts = interpolated(self._poses.stamps, self._poses.poses, stamps)
         return stamps, self._path.T_slam_base @ mounts
 
-    def _join(self, measured: Places, part: Mapping[int, int]) -> bool:
-        """Returns whether the map can be moved to that of the other SLAM: its own place must be
-        known, or all of it be a guess."""
-        only_guesses = REFERENCE not in part.values()
-        if not self._joined and not only_guesses and REFERENCE not in map(part.get, measured):
-            self._tell("they wait until the place in the map is known")
+    def _join(self, measured: SubmapPoses, component: Mapping[int, int]) -> bool:
+        """Returns whether the map can be moved to that of the other SLAM: its own pose must be
+        known, or all of it be unconnected."""
+        unconnected = REFERENCE not in component.values()
+        if not self._joined and not unconnected and REFERENCE not in map(component.get, measured):
+            self._tell("they wait until the pose in the map is known")
             return False
         self._joined, self.loaded = True, False
         return True
@@ -301,12 +301,12 @@ def _why_not(path: SlamPath, last: SlamPath | None) -> str:
 
 
 def _rigid(S: Similarity, scale: float) -> Array:
-    """Returns the pose [4, 4] of a submap in the world, metres; scale: metres per map unit."""
+    """Returns the pose [4, 4] of a submap in the map, metres; scale: metres per map unit."""
     T = np.eye(4)
     T[:3, :3], T[:3, 3] = S.R, scale * S.t
     return T
 
 
-def _in_scene(T_world_submap: Array, size: float, scale: float) -> Similarity:
-    """Returns the pose of a submap in the map; size: its scale."""
-    return Similarity(size, T_world_submap[:3, :3], T_world_submap[:3, 3] / scale)
+def _in_scene(T_map_submap: Array, size: float, scale: float) -> Similarity:
+    """Returns the pose of a submap in map units; size: its scale."""
+    return Similarity(size, T_map_submap[:3, :3], T_map_submap[:3, 3] / scale)

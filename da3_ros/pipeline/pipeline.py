@@ -19,12 +19,12 @@ from da3_ros.inference.interfaces import MetricModel, Session
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.keyframe_store.disk_limit import DiskLimit
 from da3_ros.keyframe_store.recorder import KeyframeRecorder, RecorderState
-from da3_ros.mapping.place_hint import PlaceHint
+from da3_ros.mapping.pose_hint import PoseHint
 from da3_ros.mapping.scene import Scene
 from da3_ros.mapping.submaps import Snapshot, SubmapStore
 from da3_ros.mapping.trajectory import Poses
 from da3_ros.pipeline.keyframe_recording import KeyframeRecording
-from da3_ros.pipeline.saved_places import search_note
+from da3_ros.pipeline.saved_recognition import search_note
 from da3_ros.pipeline.window_inference import WindowInference
 from da3_ros.pipeline.window_steps import WindowSteps
 from da3_ros.refinement.solver_limits import SolverLimits
@@ -54,7 +54,7 @@ class Pipeline:
         self._steps = WindowSteps(config, inference, self.counters, limits)
         self.inference, self.builder = inference, self._steps.builder
         self.odometry, self.scene_map = self._steps.odometry, self._steps.scene_map
-        self.refinement, self.place_search = self._steps.refinement, self._steps.place_search
+        self.refinement, self.pose_search = self._steps.refinement, self._steps.pose_search
         self.scale, self.loops = self.scene_map.scale, self.scene_map.loops
         self.config, self.session = config, session
         self._steps.start_at_origin()
@@ -62,7 +62,7 @@ class Pipeline:
     # Frames --------------------------------------------------------------------------------------
 
     def push(self, *frames: Frame) -> Iterator[TrackedFrame]:
-        """Adds one frame, or the frames of several cameras at one instant (see ``rig_sync``).
+        """Adds one frame, or a frameset of several cameras (see ``rig_sync``).
 
         Yields the frames that became ready, in stamp order of each camera. A frame with a repeated
         stamp, or one up to ``max_late_s`` back, is dropped and counted; a stamp farther back is a
@@ -101,29 +101,29 @@ class Pipeline:
 
     def scene(self) -> Scene:
         """Returns the points and poses so far, in metres if the scale is known."""
-        return self.map.scene(self.scene_map.T_map_world)
+        return self.map.scene(self.scene_map.T_ros_map)
 
     def poses(self, most: int = 0) -> Poses:
         """Returns the poses of the first camera, in metres if the scale is known.
 
         most: an even choice of at most this many; 0: all.
         """
-        return self.map.view.path(most, all_parts=True)
+        return self.map.view.path(most, all_components=True)
 
-    def look_near(self, hint: PlaceHint) -> bool:
-        """Looks for the camera near a place in the map first, for a while; returns whether.
+    def look_near(self, hint: PoseHint) -> bool:
+        """Looks for the camera near a location in the map first, for a while; returns whether.
 
-        In a read-only map a known place is forgotten before; in one that grows it stays.
+        In a read-only map a known pose is forgotten before; in one that grows it stays.
         """
-        if self.scene_map.localizes and self.map.place_known:
-            self.scene_map.forget_place()
-        if self.map.place_known:
+        if self.scene_map.localizes and self.map.pose_known:
+            self.scene_map.forget_pose()
+        if self.map.pose_known:
             return False
-        self.place_search.narrow(hint)
+        self.pose_search.narrow(hint)
         return True
 
     def path(self, most: int = 0) -> Poses:
-        """Returns ``poses`` of the shown part of the scene only."""
+        """Returns ``poses`` of the shown component of the scene only."""
         return self.map.view.path(most)
 
     def export(self, path: str | Path) -> Path:
@@ -133,7 +133,7 @@ class Pipeline:
     def reset(self) -> None:
         """Forgets window, odometry and map; keeps the loaded network and the counters."""
         self.scene_map.reset()
-        self.place_search.restart()
+        self.pose_search.restart()
         self._steps.start_at_origin()
 
     def store(
@@ -165,19 +165,19 @@ class Pipeline:
             )
 
     def resume(self, saved: Snapshot) -> str:
-        """Replaces this scene by a saved one and begins a new segment; returns a note for the
+        """Replaces this scene by a saved one and begins a new chain; returns a note for the
         user.
 
         Raises SceneFileError, and changes nothing, as ``check_unit``.
         """
         self.check_unit(saved)
         self.scene_map.restore(saved)
-        self.place_search.restart()
+        self.pose_search.restart()
         self._steps.start_at_origin()
         if not self.scale.source.declared_by:  # what is declared holds for the first new window
             self.odometry.expect_unit(saved.unit)
-        self._steps.start_segment(self.map.poses().newest())
-        self.odometry.uncertainty.start_segment(known=True)  # odometry begins with new frames
+        self._steps.start_chain(self.map.poses().newest())
+        self.odometry.uncertainty.start_chain(known=True)  # odometry begins with new frames
         where = search_note(saved, self.config)
         if saved.metric and not self.scale.source.gives_metres:
             where += "; the scene is metric, the unit of new windows is a guess: set scale.source"

@@ -88,7 +88,7 @@ class PriorPoseSubstitution:
         self.restart()
 
     def restart(self) -> None:
-        """Forgets the prior's alignment: a new segment begins."""
+        """Forgets the prior's alignment: a new chain begins."""
         self._T_local_prior: Similarity | None = None
         self._measure = UNKNOWN
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from da3_ros.config import PipelineConfig
-from da3_ros.geometry.poses import T_MAP_WORLD, invert_pose
+from da3_ros.geometry.poses import T_ROS_MAP, invert_pose
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.keyframe_store.recorder import Flush
@@ -26,13 +26,13 @@ from da3_ros.mapping.graph_solution import Correction
 from da3_ros.mapping.loop_closure import Infer, LoopClosure, Refine
 from da3_ros.mapping.map_table import NO_SUBMAP, MapListener, MapTable, ViewRow
 from da3_ros.mapping.metric_scale import MapScale, OdomFrame, scaled_depth, scaled_pose
-from da3_ros.mapping.place_hint import PlaceHint
+from da3_ros.mapping.pose_hint import PoseHint
 from da3_ros.mapping.scene import REFERENCE
 from da3_ros.mapping.submaps import Snapshot, SubmapStore
 from da3_ros.pipeline.delivery import PlacedWindow, tracked_frame, with_covariance
-from da3_ros.pipeline.keyframe_recording import KeyframeRecording, Seen
+from da3_ros.pipeline.keyframe_recording import KeyframeData, KeyframeRecording
 from da3_ros.pipeline.map_following import MapFollowing
-from da3_ros.pipeline.saved_places import usable_recognition, with_recognition
+from da3_ros.pipeline.saved_recognition import usable_recognition, with_recognition
 from da3_ros.refinement.refiner import RefinedWindow
 from da3_ros.types import Array, Scale, TrackedFrame, Window, WindowEstimate
 
@@ -43,7 +43,7 @@ MANY_SUBMAPS = 64  # number of submaps' poses at which those that nothing needs 
 
 
 class SceneMap(MapListener):
-    """Owns the map's table, the submaps, the loops, the map's scale and ``T_map_world``."""
+    """Owns the map's table, the submaps, the loops, the map's scale and ``T_ros_map``."""
 
     def __init__(self, config: PipelineConfig) -> None:
         self.config = config
@@ -59,7 +59,7 @@ class SceneMap(MapListener):
         self._spill: ArraySpill | None = None
         self._unit = 1.0  # units of odometry per network unit of the newest stored frame
         self._newest_leading = -1  # id of the newest published frame of the first camera
-        self._reset_map_place()
+        self._reset_map_pose()
         self._apply_mode()
 
     def reconfigure(self, config: PipelineConfig) -> None:
@@ -76,10 +76,10 @@ class SceneMap(MapListener):
         """Makes the map read-only, or lets it grow, by the parameter ``mode``."""
         set_read_only(self.config.mode == "localization", self.submaps, self.loops, self.scale)
 
-    def forget_place(self) -> None:
+    def forget_pose(self) -> None:
         """Forgets where the camera is in a read-only map; odometry goes on."""
-        self.submaps.forget_place()
-        self.loops.forget_place()
+        self.submaps.forget_pose()
+        self.loops.forget_pose()
 
     def forget(self) -> None:
         """Begins with an empty map."""
@@ -94,40 +94,40 @@ class SceneMap(MapListener):
             self.recording.begin()
 
     def reset(self) -> None:
-        """Begins with an empty map at the default place."""
+        """Begins with an empty map at the default pose."""
         self.forget()
         self.following.restart()
-        self._reset_map_place()
+        self._reset_map_pose()
 
-    def place_map(self, T_map_world: Array | None) -> None:
-        """Sets the map's place, once per scene; None: the default place."""
+    def place_map(self, T_ros_map: Array | None) -> None:
+        """Sets the map's pose in the axes of ROS, once per scene; None: the default one."""
         self.map_placed = True
-        if T_map_world is not None:
-            self.T_map_world = T_map_world
+        if T_ros_map is not None:
+            self.T_ros_map = T_ros_map
 
-    def _reset_map_place(self) -> None:
-        self.T_map_world = T_MAP_WORLD  # [4, 4]; its only owner
+    def _reset_map_pose(self) -> None:
+        self.T_ros_map = T_ROS_MAP  # [4, 4]; its only owner
         self.map_placed = False  # whether ``place_map`` was called
 
     def to_origin(self) -> None:
-        """Places the next segment at the map's origin, not at the end of the last one."""
+        """Places the next chain at the map's origin, not at the end of the last one."""
         self.scale.to_origin()
         self.odom = OdomFrame()
 
-    def start_segment(self, newest: dict[str, Array]) -> None:
-        """Begins a new segment of odometry at the last poses of the old one.
+    def start_chain(self, newest: dict[str, Array]) -> None:
+        """Begins a new chain of odometry at the last poses of the old one.
 
-        newest: ``T_local_camera`` [4, 4] of each camera; empty: at the origin. The new segment's
-        unit is unknown and, unless it begins at the origin, its place too.
+        newest: ``T_local_camera`` [4, 4] of each camera; empty: at the origin. The new chain's
+        unit is unknown and, unless it begins at the origin, its pose too.
         """
         unplaced = self.scale.source.learns and not self.scale.known and not self.localizes
         if unplaced and len(self.table.path):
             log.warning(
-                "no metric scale found for the old segment; its points are removed from the map"
+                "no metric scale found for the old chain; its points are removed from the map"
             )
             self.forget()
-            if newest:  # as if the removed segment were still in the map
-                self.submaps.parts_of_scene.begin_guessed()
+            if newest:  # as if the removed chain were still in the map
+                self.submaps.components_of_scene.begin_unconnected()
         metric, source = self.scale.scale.metric, self.scale.source
         self.scale.restart(next(iter(newest.values()), np.eye(4)))
         if metric and source.declared_by and not self.scale.filter.declared:
@@ -135,9 +135,9 @@ class SceneMap(MapListener):
                 "%s: lengths are not metric from now on; call ~/reset to begin a new scene with "
                 "%s", source.why_unknown(self.config.scale.source), source.declared_by
             )  # fmt: skip
-        self.submaps.start_segment()
+        self.submaps.start_chain()
         # In a read-only map it is looked for everywhere: it may have been carried.
-        self.loops.start_segment(lost=bool(newest) and not self.localizes)
+        self.loops.start_chain(lost=bool(newest) and not self.localizes)
 
     def restore(self, saved: Snapshot) -> None:
         """Begins with a saved scene."""
@@ -152,11 +152,11 @@ class SceneMap(MapListener):
         if known is not None:
             self.loops.restore(known)
         self._apply_mode()
-        self.place_map(saved.T_map_world)
+        self.place_map(saved.T_ros_map)
 
     def snapshot(self, unit: float) -> Snapshot:
         """Returns the whole scene as it is now; cheap, and not changed by later frames."""
-        saved = self.submaps.snapshot(self.T_map_world, self.scale.known, unit)
+        saved = self.submaps.snapshot(self.T_ros_map, self.scale.known, unit)
         known = self.loops.recognition(self.scale.metres)
         return with_recognition(saved, known, self.config)
 
@@ -218,19 +218,19 @@ class SceneMap(MapListener):
         recording, self.recording = self.recording, None
         return recording.finish(self._map_state(), timeout_s)
 
-    def add(self, frame: LocalFrame, seen: Seen | None = None) -> int:
+    def add(self, frame: LocalFrame, data: KeyframeData | None = None) -> int:
         """Adds a frame to the map.
 
-        seen: of a keyframe to be stored. Returns the id of the frame's submap, or ``NO_SUBMAP`` if
-        the frame has no place in the map yet.
+        data: of a keyframe to be stored. Returns the id of the frame's submap, or ``NO_SUBMAP`` if
+        the frame has no pose in the map yet.
         """
-        if not self.scale.has_place(frame.scale):
+        if not self.scale.has_pose(frame.scale):
             return NO_SUBMAP
         submap, T_submap_camera = self.submaps.add(self._without_smears(frame))
         if self._recorder is not None:
             self._unit = frame.window.unit
             unit, state = self.table.T_local_submap(submap.id).scale, self._map_state()
-            self._recorder.add(frame, seen, submap, T_submap_camera, unit, state)
+            self._recorder.add(frame, data, submap, T_submap_camera, unit, state)
         self._forget_poses()
         return submap.id
 
@@ -249,7 +249,7 @@ class SceneMap(MapListener):
     def _map_state(self) -> MapState:
         """Returns how the scene relates to map and metres."""
         known, metres = self.scale.known, self.scale.metres
-        return MapState(known, metres, self._unit * self.scale.unit * metres, self.T_map_world)
+        return MapState(known, metres, self._unit * self.scale.unit * metres, self.T_ros_map)
 
     def on_refinement(self, rows: Sequence[ViewRow]) -> None:
         """Stores refined poses of frames that are in the map."""
@@ -270,32 +270,32 @@ class SceneMap(MapListener):
             self.odom.refined(before, after, self.scale.published_unit(self.scale.scale))
 
     def published(self, frame: LocalFrame, uncertainty: PoseUncertainty) -> TrackedFrame:
-        """Returns the frame to publish: in the world, in metres if its scale is known.
+        """Returns the frame to publish: in the map, in metres if its scale is known.
 
-        A frame without a place in the map keeps its pose in the frame of odometry. Call once per
+        A frame without a pose in the map keeps its pose in the frame of odometry. Call once per
         frame.
         """
         if frame.is_reference:
             self._newest_leading = frame.id
         metric, unit = frame.scale.metric, self.scale.published_unit(frame.scale)
         T_local_camera = self.scale.shifted(frame.T_local_camera, frame.scale)
-        T_world_local = np.eye(4)
-        if self.scale.has_place(frame.scale):
+        T_map_local = np.eye(4)
+        if self.scale.has_pose(frame.scale):
             T = self.table.T_map_local
-            T_world_local[:3, :3] = T.R
-            T_world_local[:3, 3] = T.t * (self.scale.metres if metric else 1.0)
-            T_world_local[:3, 3] -= T.R @ (unit * self.scale.shift)
+            T_map_local[:3, :3] = T.R
+            T_map_local[:3, 3] = T.t * (self.scale.metres if metric else 1.0)
+            T_map_local[:3, 3] -= T.R @ (unit * self.scale.shift)
         T_odom_local = self.odom.add(
             T_local_camera, unit, metric=metric, is_reference=frame.is_reference
         )
         T_local_camera = scaled_pose(T_local_camera, unit)
         out = tracked_frame(
-            frame, scaled_depth(frame.depth, unit), T_world_local @ T_local_camera,
-            T_odom_local @ invert_pose(T_world_local),
+            frame, scaled_depth(frame.depth, unit), T_map_local @ T_local_camera,
+            T_odom_local @ invert_pose(T_map_local),
         )  # fmt: skip
         # A followed SLAM's errors count, and it does not state them.
-        known = self.submaps.place_known and not self.following.enabled
-        R_map_local = T_world_local[:3, :3] if known else None
+        known = self.submaps.pose_known and not self.following.enabled
+        R_map_local = T_map_local[:3, :3] if known else None
         return with_covariance(out, T_odom_local, T_local_camera, unit, R_map_local, uncertainty)
 
     def close_loop(self, *, wait: bool = False) -> bool:
@@ -320,10 +320,10 @@ class SceneMap(MapListener):
         log.log(level, "%s: submaps move by up to %.3g (map units)", what, far)
 
     def on_correction(self, correction: Correction, _before: Mapping[int, Similarity]) -> None:
-        """Joins the parts that loops connect; takes the scale of a loaded map, once the camera is
-        found in it; stores where the submaps are now."""
+        """Joins the components that loops connect; takes the scale of a loaded map, once the
+        camera is found in it; stores where the submaps are now."""
         self.submaps.note_correction(correction.loops)
-        if self.submaps.place_known:
+        if self.submaps.pose_known:
             self.scale.take_from_map(correction.covariance)
         if self._recorder is not None:
             self._recorder.move(self.submaps.submaps.values())
@@ -335,22 +335,22 @@ class SceneMap(MapListener):
         infer: Infer,
         aligner: WindowAligner,
         refine: Refine | None,
-        hint: PlaceHint | None = None,
+        hint: PoseHint | None = None,
     ) -> None:
         """Verifies a candidate for a loop; see ``LoopClosure.try_close_loop``.
 
         hint: where the camera may be, in the map. A followed SLAM owns the map's shape: then only
-        the place in a loaded scene is searched.
+        the pose in a loaded scene is searched.
         """
         if self.following.enabled and not self.following.loaded:
             return
         if hint is not None:
             T, unit = self.table.T_map_local, self.scale.unit * self.scale.metres
-            T_world_local = Similarity(1.0, T.R, self.scale.metres * T.t).pose(np.eye(4))
-            hint = hint.moved(self.T_map_world @ T_world_local, 1 / unit)
+            T_map_local = Similarity(1.0, T.R, self.scale.metres * T.t).pose(np.eye(4))
+            hint = hint.moved(self.T_ros_map @ T_map_local, 1 / unit)
         self.loops.try_close_loop(
             window_id, self.config.loop, views, infer, aligner, self.scale.measured, refine,
-            self.submaps.place_known, hint,
+            self.submaps.pose_known, hint,
         )  # fmt: skip
 
 
@@ -367,18 +367,18 @@ def set_read_only(on: bool, submaps: SubmapStore, loops: LoopClosure, scale: Map
         return
     connected = loops.end_localization()
     submaps.localize(False)
-    if submaps.place_known and not connected and submaps.submaps:
-        submaps.begin_part()  # what is mapped from now on has no measured place in the map
+    if submaps.pose_known and not connected and submaps.submaps:
+        submaps.begin_component()  # what is mapped from now on has no measured pose in the map
 
 
 def _begin(submaps: SubmapStore, loops: LoopClosure) -> None:
-    if not submaps.place_known:  # a guessed place would become part of the map
-        submaps.begin_part()
-        loops.start_segment(lost=False)
+    if not submaps.pose_known:  # an unconnected component would become part of the map
+        submaps.begin_component()
+        loops.start_chain(lost=False)
     submaps.localize(True)
-    known = frozenset(s.id for s in submaps.submaps.values() if s.part == REFERENCE)
+    known = frozenset(s.id for s in submaps.submaps.values() if s.component == REFERENCE)
     if not loops.localize(submaps.next_id, known) and len(submaps.table.path):
         log.warning(
-            "mode is localization, but the map has no keyframes that recognise its places: poses "
-            "are those of odometry"
+            "mode is localization, but the map has no keyframes that recognise its locations: "
+            "poses are those of odometry"
         )

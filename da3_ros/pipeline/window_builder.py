@@ -33,7 +33,7 @@ class PreparedView:
     view: View
     full: Image  # the rectified image at camera resolution
     full_valid: NDArray[np.bool_] | None = None  # [H, W] as in PreparedImage
-    is_reference: bool = True  # whether it is the first view of its instant that shows something
+    is_reference: bool = True  # whether it is the first view of its frameset that shows something
     blind: str = ""  # why it shows nothing (image_check.CAUSES), or was not placed; empty: it does
     suspect: str = ""  # why it may show too little; empty: it shows enough
     calibration: Calibration | None = None  # as in Frame
@@ -61,10 +61,10 @@ class WindowBuilder:
         self._prepare = FramePreparation(config)
         self._check = ImageCheck()
         self._last_stamp: dict[str, int] = {}  # newest stamp of each camera, ns
-        self._pending: list[list[PreparedView]] = []  # waiting views, per instant
+        self._pending: list[list[PreparedView]] = []  # waiting views, per frameset
         self._uncalibrated: dict[str, tuple[int, ...]] = {}  # cameras, and shapes of their images
         self._next_view = 0
-        self._next_instant = 0
+        self._next_frameset = 0
         self._image_size: tuple[int, int] | None = None  # (width, height) of camera images
         self.process_res = config.inference.process_res
         self.window_size, self._new = config.window.size, config.window.new
@@ -86,7 +86,7 @@ class WindowBuilder:
 
     @property
     def is_full(self) -> bool:
-        """Whether enough new instants wait for a window."""
+        """Whether enough new framesets wait for a window."""
         return len(self._pending) >= self._new
 
     def restart(self) -> None:
@@ -110,7 +110,7 @@ class WindowBuilder:
         limits = session.memory.fit(self._image_size, window.size, window.new * cameras)
         if limits is not None:
             self.process_res, self.window_size = limits.process_res, limits.window
-            self._new = max(1, limits.new // cameras)  # instants, each with a view per camera
+            self._new = max(1, limits.new // cameras)  # framesets, each with a view per camera
 
     def jumps_back(self, frame: Frame) -> bool:
         """True if a stamp is more than ``max_late_s`` back: a time jump."""
@@ -150,9 +150,9 @@ class WindowBuilder:
         self.fit(session)  # also for the same size: a measured window changes the plan
 
     def views(self, frames: Sequence[Frame]) -> list[PreparedView]:
-        """Returns views of the usable frames of one instant."""
+        """Returns views of the usable frames of one frameset."""
         found = [p for frame in frames if (p := self._view(frame)) is not None]
-        self._next_instant += 1
+        self._next_frameset += 1
         first = next((i for i, p in enumerate(found) if not p.blind), 0)
         return [dataclasses.replace(p, is_reference=i == first) for i, p in enumerate(found)]
 
@@ -181,28 +181,28 @@ class WindowBuilder:
 
     def resize(self, cut: Cut, new: ImageFormat) -> None:
         """Brings the waiting views to a new format."""
-        self._pending = [[_resized(p, cut) for p in instant] for instant in self._pending]
+        self._pending = [[_resized(p, cut) for p in frameset] for frameset in self._pending]
         self.image_format = new
         self._check = ImageCheck()
 
     def add(self, views: Sequence[PreparedView]) -> list[PreparedView]:
-        """Adds the views of one instant that have the window's format; returns these."""
+        """Adds the views of one frameset that have the window's format; returns these."""
         if self.image_format is None and views:
             first = views[0].view
             self.image_format = ImageFormat(first.camera, first.image.shape, self.process_res)
-        instant = [p for p in views if self._has_format(p.view)]
-        for p in instant:
+        frameset = [p for p in views if self._has_format(p.view)]
+        for p in frameset:
             self._last_stamp[p.view.camera] = p.view.stamp_ns
             self._uncalibrated.pop(p.view.camera, None)
             if p.calibration is None:
                 self._uncalibrated[p.view.camera] = p.full.shape
-        if instant:
-            self._pending.append(instant)
-        return instant
+        if frameset:
+            self._pending.append(frameset)
+        return frameset
 
     def take(self) -> list[PreparedView]:
         """Removes and returns all waiting views, in stamp order."""
-        taken, self._pending = [p for instant in self._pending for p in instant], []
+        taken, self._pending = [p for frameset in self._pending for p in frameset], []
         return taken
 
     def _view(self, frame: Frame) -> PreparedView | None:
@@ -216,7 +216,7 @@ class WindowBuilder:
             return None
         view = View(
             self._next_view, frame.stamp_ns, ready.image, ready.K, frame.frame_id, frame.camera,
-            frame.T_prior_camera, frame.T_rig_camera, self._next_instant, ready.valid,
+            frame.T_prior_camera, frame.T_rig_camera, self._next_frameset, ready.valid,
             frame.prior_variance, frame.slam,
         )  # fmt: skip
         self._next_view += 1

@@ -40,7 +40,7 @@ from da3_ros.types import Array, Calibration, View, Window, WindowEstimate
 log = logging.getLogger(__name__)
 
 
-REFUSALS = 5  # consecutive refused windows after which a new segment begins
+REFUSALS = 5  # consecutive refused windows after which a new chain begins
 
 
 class WindowOdometry:
@@ -54,7 +54,7 @@ class WindowOdometry:
         self.config, self.counters, self._table = config, counters, table
         self.prior = PriorPoseSubstitution(config.pose_prior.output)
         self.uncertainty = PoseUncertainty(motion_error)
-        self.segment = -1
+        self.chain = -1
         self._refined = False  # whether the newest window is refined
         self._depth_doubtful = False  # whether its depth contradicts scene and tracks
         self.refusal = ""  # why the newest window does not fit
@@ -66,14 +66,14 @@ class WindowOdometry:
         self.config = config
         self.overlap_views.reconfigure(config.keyframe)
 
-    def start_segment(self, newest: dict[str, Array]) -> None:
-        """Begins a segment that shares no view with earlier windows.
+    def start_chain(self, newest: dict[str, Array]) -> None:
+        """Begins a chain that shares no view with earlier windows.
 
-        newest: last pose [4, 4] of each camera, where the segment begins; empty: at the origin.
+        newest: last pose [4, 4] of each camera, where the chain begins; empty: at the origin.
         """
         self.prior.restart()
-        self.uncertainty.start_segment(known=not newest)
-        self.segment += 1
+        self.uncertainty.start_chain(known=not newest)
+        self.chain += 1
         self._clear_overlap_views()
         self.newest = newest
 
@@ -93,7 +93,7 @@ class WindowOdometry:
 
     @property
     def is_lost(self) -> bool:
-        """Whether so many consecutive windows were refused that a new segment must begin."""
+        """Whether so many consecutive windows were refused that a new chain must begin."""
         return self.refused >= REFUSALS
 
     @property
@@ -133,7 +133,7 @@ class WindowOdometry:
 
     def rectify_again(self, late: PreparedView) -> None:
         """Brings the newest view of a camera without calibration to the one that it has now, and
-        drops its others: windows of rectified images continue the segment from there."""
+        drops its others: windows of rectified images continue the chain from there."""
         camera, calibration = late.view.camera, late.calibration
         assert calibration is not None
         self.overlap_views.only_newest(
@@ -234,7 +234,7 @@ class WindowOdometry:
                 self._table.set_row(replace(row, view=view))
 
     def _place_in_prior(self, correction: Correction, metres: float) -> Similarity | None:
-        """Returns the frame of odometry in the prior's world, by the newest view that stays; None
+        """Returns the frame of odometry in the prior's frame, by the newest view that stays; None
         if it is unknown."""
         for a in reversed(self.overlap_views.newest_views):
             T = a.view.T_prior_camera
@@ -306,7 +306,7 @@ class WindowOdometry:
         return Alignment(held, False, float("nan"), inliers)
 
     def _reference_index(self, window: Window) -> int:
-        """Returns the index of the view that places a segment's first window: the first one of a
+        """Returns the index of the view that places a chain's first window: the first one of a
         known camera."""
         known = [i for i, view in enumerate(window.views) if view.camera in self.newest]
         return known[0] if known else 0
@@ -352,7 +352,7 @@ class WindowOdometry:
         if shared:
             self.uncertainty.add_window(observation)
         else:
-            self.uncertainty.begin_segment(observation, self._reference_index(window))
+            self.uncertainty.begin_chain(observation, self._reference_index(window))
 
 
 # Rectifies a view again whose calibration came late, so that later windows can share it.

@@ -23,11 +23,11 @@ from da3_ros.mapping.covariance import UNMEASURED
 from da3_ros.mapping.depth_filter import STEP
 from da3_ros.mapping.graph_solution import Correction
 from da3_ros.mapping.map_table import NO_SUBMAP, MapListener, OverlapView
-from da3_ros.mapping.place_hint import PlaceHint
+from da3_ros.mapping.pose_hint import PoseHint
 from da3_ros.mapping.resizing import Cut
 from da3_ros.pipeline.blind_frames import BlindFrames
 from da3_ros.pipeline.delivery import UNPLACED, PlacedWindow, report_of, tracked_frame
-from da3_ros.pipeline.keyframe_recording import Seen
+from da3_ros.pipeline.keyframe_recording import KeyframeData
 from da3_ros.pipeline.pose_conditioning import unit_by_prior
 from da3_ros.pipeline.scene_map import SceneMap
 from da3_ros.pipeline.window_builder import ImageFormat, PreparedView, WindowBuilder
@@ -72,7 +72,7 @@ class WindowSteps(MapListener):
         self.odometry = WindowOdometry(config, error, counters, self.scene_map.table)
         self.scene_map.table.listeners.append(self)
         self.refinement = WindowRefinement(config, counters, limits)
-        self.place_search = PlaceSearch()
+        self.pose_search = PoseSearch()
         self.blind = BlindFrames(config, self.odometry, self.refinement, self.scene_map, counters)
 
     def reconfigure(self, config: PipelineConfig) -> None:
@@ -90,7 +90,7 @@ class WindowSteps(MapListener):
         """Runs one window of the waiting views and yields its new frames.
 
         Applies a solved loop closure, or a correction of another SLAM, before; afterwards begins a
-        new segment if the camera is lost, else looks for a loop. Yields nothing if the window
+        new chain if the camera is lost, else looks for a loop. Yields nothing if the window
         fails.
         """
         taken = self.builder.take()
@@ -98,9 +98,9 @@ class WindowSteps(MapListener):
         follow(self.scene_map, [prepared.view for prepared in taken])
         new = [p for p in taken if not p.blind]
         frames = self._run_window(new, closed=closed) if new else iter(())
-        # In order, so that a blind view is held where the view before it is; within an instant
+        # In order, so that a blind view is held where the view before it is; within a frameset
         # after the views that see, with which it moves.
-        for prepared in sorted(taken, key=lambda p: (p.view.instant, bool(p.blind))):
+        for prepared in sorted(taken, key=lambda p: (p.view.frameset, bool(p.blind))):
             if prepared.blind:
                 yield self._deliver_blind(prepared)
             elif prepared is new[-1]:
@@ -123,7 +123,7 @@ class WindowSteps(MapListener):
             yield from self._deliver_unposed(new, window, prediction, start)
             return
         if self.blind.is_unrelated(window, shared):
-            self.start_segment(self.odometry.newest)
+            self.start_chain(self.odometry.newest)
         estimate = self.refinement.calibrated(window, WindowEstimate.of(prediction))
         estimate, cause = self.blind.judge(window, shared, new, estimate)
         if cause:
@@ -132,7 +132,7 @@ class WindowSteps(MapListener):
         placed = self._place(window, shared, new, prediction, estimate)
         scale = self._take_over(placed)
         report = report_of(
-            placed, scale, segment=self.odometry.segment, loop_closed=closed,
+            placed, scale, chain=self.odometry.chain, loop_closed=closed,
             total_s=time.perf_counter() - start, tracks=self.refinement.tracks,
             refinement_s=self.refinement.seconds,
         )  # fmt: skip
@@ -145,7 +145,7 @@ class WindowSteps(MapListener):
         self, window: Window, shared: list[OverlapView], new: list[PreparedView],
         prediction: Prediction, estimate: WindowEstimate,
     ) -> PlacedWindow:  # fmt: skip
-        """Returns a window with its place by its overlap views, by a prior and by tracks, and with
+        """Returns a window with its pose by its overlap views, by a prior and by tracks, and with
         its scale."""
         scale, depth = self.scene_map.scale, estimate.depth
         known = self._measured(window, without_invalid_depth(window, estimate))
@@ -195,15 +195,15 @@ class WindowSteps(MapListener):
         return scale
 
     def _finish_window(self, window: Window) -> None:
-        """Forgets what no later window needs; begins a new segment if the camera is lost, else
+        """Forgets what no later window needs; begins a new chain if the camera is lost, else
         looks for a loop."""
         self.odometry.finish_window()
         self.refinement.keep(self.scene_map.table)
         if self.odometry.is_lost:
             log.warning(
-                "%d windows in a row do not fit: a new segment begins", self.odometry.refused
+                "%d windows in a row do not fit: a new chain begins", self.odometry.refused
             )
-            self.start_segment(self.odometry.newest)
+            self.start_chain(self.odometry.newest)
         elif self.odometry.fits:
             self.scene_map.try_close_loop(
                 window.id,
@@ -211,13 +211,13 @@ class WindowSteps(MapListener):
                 self.inference.run_loop,
                 self.odometry.aligner,
                 self.refinement.loop if self.config.refinement.enabled else None,
-                self.place_search.hint,
+                self.pose_search.hint,
             )
 
     def _deliver(
         self, prepared: PreparedView, index: int, placed: PlacedWindow, report: WindowReport
     ) -> TrackedFrame:
-        """Adds the frame of view ``index`` to overlap views and map; returns it in world
+        """Adds the frame of view ``index`` to overlap views and map; returns it in map
         coordinates."""
         frame = placed.frame(prepared, index, report, self.config.depth)
         self.blind.keep_odometry(frame)
@@ -226,10 +226,10 @@ class WindowSteps(MapListener):
             frame = dataclasses.replace(frame, keyframe=self.odometry.is_keyframe(overlap_view))
         descriptors = placed.prediction.descriptor
         descriptor = None if descriptors is None else descriptors[index]
-        seen = None
+        data = None
         if frame.keyframe and self.scene_map.records:
-            seen = self._seen(prepared, index, placed, descriptor)
-        submap = self.scene_map.add(frame, seen)
+            data = self._keyframe_data(prepared, index, placed, descriptor)
+        submap = self.scene_map.add(frame, data)
         if overlap_view is not None:
             self.odometry.share(
                 dataclasses.replace(overlap_view, submap=submap),
@@ -239,17 +239,17 @@ class WindowSteps(MapListener):
             if frame.keyframe and submap != NO_SUBMAP:
                 self.scene_map.loops.add_keyframe(frame.id, descriptor)
         self.counters["processed"] += 1
-        self.place_search.add(frame.stamp_ns, known=self.scene_map.submaps.place_known)
+        self.pose_search.add(frame.stamp_ns, known=self.scene_map.submaps.pose_known)
         out = self.scene_map.published(frame, self.odometry.uncertainty)
         if out.scale.metric and not self.odometry.unit_known:
             # Its unit is only assumed from earlier windows, so that its depth is not metric.
             out = dataclasses.replace(out, depth_m=np.full_like(out.depth_m, np.nan))
-        self.blind.sight.see(out, prepared.view.instant, frame.T_local_camera)
+        self.blind.sight.see(out, prepared.view.frameset, frame.T_local_camera)
         return self._at_published_size(out, prepared)
 
-    def _seen(
+    def _keyframe_data(
         self, prepared: PreparedView, index: int, placed: PlacedWindow, descriptor: Array | None
-    ) -> Seen:
+    ) -> KeyframeData:
         """Returns what is stored of a keyframe, view ``index`` of its window."""
         depth = placed.unfiltered_depth(prepared, index)
         tracks = self.refinement.tracks_of(prepared.view.id, prepared.full.shape)
@@ -258,7 +258,7 @@ class WindowSteps(MapListener):
             values = placed.prediction.splats[index - len(placed.depth)]
             splats = keep_visible(values, depth)
             self._note_splats(splats, depth)
-        return Seen(prepared.full, depth, descriptor, tracks, splats)
+        return KeyframeData(prepared.full, depth, descriptor, tracks, splats)
 
     def _deliver_untrusted(
         self, new: list[PreparedView], prediction: Prediction, cause: str
@@ -267,7 +267,7 @@ class WindowSteps(MapListener):
         for prepared in new:
             yield self._deliver_blind(dataclasses.replace(prepared, blind=cause))
         if self.blind.gives_up(cause, prediction):
-            self.start_segment(self.odometry.newest)
+            self.start_chain(self.odometry.newest)
 
     def _deliver_blind(self, prepared: PreparedView) -> TrackedFrame:
         return self._at_published_size(self.blind.frame(prepared), prepared)
@@ -292,7 +292,7 @@ class WindowSteps(MapListener):
         estimate = WindowEstimate.of(prediction)
         placed = PlacedWindow(window, prediction, estimate, UNPLACED, prediction.depth)
         report = report_of(
-            placed, scale, segment=self.odometry.segment, loop_closed=False,
+            placed, scale, chain=self.odometry.chain, loop_closed=False,
             total_s=time.perf_counter() - start,
         )  # fmt: skip
         for index, prepared in enumerate(new, len(window.views) - len(new)):
@@ -311,25 +311,25 @@ class WindowSteps(MapListener):
         self.odometry.apply_correction(correction, self.scene_map.scale.scale.value)
 
     def start_at_origin(self) -> None:
-        """Begins a new segment at the scene's origin, without overlap views; any stamp may
+        """Begins a new chain at the scene's origin, without overlap views; any stamp may
         follow."""
         self.builder.restart()
         self.blind.sight.restart()
         self.scene_map.to_origin()
-        self.start_segment({})
+        self.start_chain({})
         self.odometry.expect_unit(
             self.config.scale.factor if self.scene_map.scale.filter.declared else 1.0
         )
 
-    def start_segment(self, newest: dict[str, Array]) -> None:
-        """Begins a segment in scene and odometry, without overlap views.
+    def start_chain(self, newest: dict[str, Array]) -> None:
+        """Begins a chain in scene and odometry, without overlap views.
 
-        newest: as in ``WindowOdometry.start_segment``.
+        newest: as in ``WindowOdometry.start_chain``.
         """
-        self.scene_map.start_segment(newest)
-        self.odometry.start_segment(newest)
+        self.scene_map.start_chain(newest)
+        self.odometry.start_chain(newest)
         self.refinement.refiner.restart()
-        self.blind.sight.start_segment()
+        self.blind.sight.start_chain()
 
     def flush(self) -> Iterator[TrackedFrame]:
         """Runs a window of the views that wait, if there are any."""
@@ -361,7 +361,7 @@ class WindowSteps(MapListener):
 
     def rectify_again(self, late: Sequence[PreparedView]) -> None:
         """Takes over calibrations that came after the first images: the newest views of these
-        cameras are rectified again, and the segment continues from them."""
+        cameras are rectified again, and the chain continues from them."""
         for prepared in late:
             self.odometry.rectify_again(prepared)
         self.refinement.refiner.restart()
@@ -369,12 +369,12 @@ class WindowSteps(MapListener):
         self.counters["late_calibrations"] += len(late)
 
     def hold_pose(self) -> None:
-        """Begins a new segment at the last poses of the cameras; motion since is unknown."""
+        """Begins a new chain at the last poses of the cameras; motion since is unknown."""
         log.warning("overlap views cannot be brought to the new image size: the pose is held")
         self.counters["poses_held"] += 1
         self.builder.forget_format()
         self.refinement.refiner.forget_calibration()
-        self.start_segment(self.odometry.newest)
+        self.start_chain(self.odometry.newest)
 
 
 # Upsamples published depth to the camera's image size, without interpolating across depth edges.
@@ -442,35 +442,35 @@ def _nearest(values: FloatImage, size: tuple[int, int]) -> FloatImage:
     return cv2.resize(values, size, interpolation=cv2.INTER_NEAREST_EXACT).astype(np.float32)
 
 
-# The search for the camera's place in the map: how long it took, and where a user says it is.
+# The search for the camera's pose in the map: how long it took, and where a user says it is.
 
 HINT_S = 30.0  # a camera that was not found is elsewhere by then
 
 
-class PlaceSearch:
-    """The search for the place of new frames. Not thread-safe."""
+class PoseSearch:
+    """The search for the pose of new frames. Not thread-safe."""
 
     def __init__(self) -> None:
         self.restart()
 
     def restart(self) -> None:
         """Begins in another scene."""
-        self._hint: PlaceHint | None = None
+        self._hint: PoseHint | None = None
         self._hint_ends = -math.inf
         self._begin_ns: int | None = None
         self.seconds = math.nan  # of the current or last search, by stamps; NaN: there was none
 
     @property
-    def hint(self) -> PlaceHint | None:
+    def hint(self) -> PoseHint | None:
         """Where the camera may be, in the map; None: anywhere."""
         return self._hint if time.monotonic() < self._hint_ends else None
 
-    def narrow(self, hint: PlaceHint) -> None:
-        """Looks near a place first, for ``HINT_S``."""
+    def narrow(self, hint: PoseHint) -> None:
+        """Looks near a location first, for ``HINT_S``."""
         self._hint, self._hint_ends = hint, time.monotonic() + HINT_S
 
     def add(self, stamp_ns: int, *, known: bool) -> None:
-        """Adds a frame, and whether its place in the map is known."""
+        """Adds a frame, and whether its pose in the map is known."""
         if known and self._begin_ns is None:
             return
         if self._begin_ns is None or stamp_ns < self._begin_ns:
@@ -493,13 +493,13 @@ def follow(scene_map: SceneMap, views: Sequence[View]) -> None:
     for view in views:
         if view.camera == (camera or view.camera):
             following.add(view)
-            T_slam_world = following.begin(view)
-            if T_slam_world is not None:
-                scene_map.place_map(T_slam_world)
+            T_slam_map = following.begin(view)
+            if T_slam_map is not None:
+                scene_map.place_map(T_slam_map)
     scale = scene_map.scale.metres if scene_map.scale.known else None
     correction = following.correction(
         submaps.submaps, scene_map.table.path.poses, camera, scale,
-        scene_map.table.T_map_local, scene_map.T_map_world,
+        scene_map.table.T_map_local, scene_map.T_ros_map,
     )  # fmt: skip
     if correction is not None:
         scene_map.correct(correction)

@@ -46,12 +46,12 @@ def write_synthetic_bag(
         shutil.rmtree(path)
     rig = camera if isinstance(camera, Mapping) else {"": camera}
     writers = [_CameraWriter(name, one) for name, one in rig.items()]
-    instants = zip(*rig.values(), strict=True)
+    framesets = zip(*rig.values(), strict=True)
     count = len(next(iter(rig.values())))
     lib = RosbagsLibrary()
     with BagFolderWriter(path, lib, storage) as bag:
         for frames in tqdm(
-            instants, desc="render", unit="frame", total=count, disable=not sys.stderr.isatty()
+            framesets, desc="render", unit="frame", total=count, disable=not sys.stderr.isatty()
         ):
             for number, (writer, frame) in enumerate(zip(writers, frames, strict=True)):
                 writer.write(bag, lib, frame, write_tf=tf and number == 0)
@@ -74,7 +74,7 @@ class _CameraWriter:
         self, bag: BagFolderWriter, lib: RosbagsLibrary, frame: SyntheticFrame, *, write_tf: bool
     ) -> None:
         """Write one frame and its truth; ``write_tf``: also its true pose to /tf."""
-        stamp, T, optical = frame.stamp_ns, frame.T_world_camera, self.frame
+        stamp, T, optical = frame.stamp_ns, frame.T_room_camera, self.frame
         info = build.calibration_message(lib, stamp, optical, self.camera.calibration)
         odom = build.odometry(lib, stamp, MAP_FRAME, optical, T)
         bag.write(f"{self.topic}/camera_info", INFO, info, stamp)
@@ -98,9 +98,9 @@ def _write_rig_transforms(
     stamp = frames[0].stamp_ns
     if len(writers) == 1 or stamp != first.camera.start_ns:
         return
-    back = invert_pose(frames[0].T_world_camera)
+    back = invert_pose(frames[0].T_room_camera)
     edges = [
-        (stamp, first.frame, writer.frame, back @ frame.T_world_camera)
+        (stamp, first.frame, writer.frame, back @ frame.T_room_camera)
         for writer, frame in zip(writers[1:], frames[1:], strict=True)
     ]
     bag.write("/tf_static", TF, build.tf(lib, edges), stamp)

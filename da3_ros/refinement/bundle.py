@@ -41,10 +41,10 @@ class PosePriors:
 
     @staticmethod
     def isotropic(
-        first: Array, second: Array, T: Array, rotation: Array, place: Array, source: int
+        first: Array, second: Array, T: Array, rotation: Array, position: Array, source: int
     ) -> PosePriors:
         """Returns priors with standard deviations [P] that are equal in all axes; inf: unknown."""
-        sigma = np.repeat(np.stack((rotation, place), axis=1), 3, axis=1)
+        sigma = np.repeat(np.stack((rotation, position), axis=1), 3, axis=1)
         root = np.eye(6) / sigma[:, None, :]
         return PosePriors(first, second, T, root, np.full(len(first), source))
 
@@ -81,18 +81,18 @@ class PosePriors:
 def pose_prior_terms(
     Ri: Array, ci: Array, Rj: Array, cj: Array, T_ij: Array
 ) -> tuple[Array, Array, Array]:
-    """Returns residuals [P, 6] (rotation, place) of relative poses, and their derivatives
-    [P, 6, 6] by (rotation, place) of the first and of the second view."""
+    """Returns residuals [P, 6] (rotation, position) of relative poses, and their derivatives
+    [P, 6, 6] by (rotation, position) of the first and of the second view."""
     count = len(ci)
     RiT = Ri.transpose(0, 2, 1)
     Rij = RiT @ Rj
     rotation = Rotation.from_matrix(T_ij[:, :3, :3].transpose(0, 2, 1) @ Rij).as_rotvec()
-    place = np.einsum("pij,pj->pi", RiT, cj - ci)
-    r = np.concatenate((rotation, place - T_ij[:, :3, 3]), axis=1)
+    position = np.einsum("pij,pj->pi", RiT, cj - ci)
+    r = np.concatenate((rotation, position - T_ij[:, :3, 3]), axis=1)
     Jr = _inverse_right_jacobian(rotation)
     Ji, Jj = np.zeros((count, 6, 6)), np.zeros((count, 6, 6))
     Jj[:, :3, :3], Ji[:, :3, :3] = Jr, -Jr @ Rij.transpose(0, 2, 1)
-    Ji[:, 3:, :3] = cross_matrices(place)
+    Ji[:, 3:, :3] = cross_matrices(position)
     Ji[:, 3:, 3:], Jj[:, 3:, 3:] = -RiT, RiT
     return r, Ji, Jj
 
@@ -116,7 +116,7 @@ def cross_matrices(v: Array) -> Array:
 
 
 SIZE = 7  # components of a view's error: rotation, position, log scale
-ROTATION, PLACE, SCALE = slice(0, 3), slice(3, 6), 6
+ROTATION, POSITION, SCALE = slice(0, 3), slice(3, 6), 6
 HUBER = 2.0  # standard deviations of an image position beyond which Huber's weights limit it
 CAUCHY = 2.0  # the same for depths, by Cauchy's weights
 START_DAMPING, MAX_DAMPING = 1e-4, 1e6
@@ -280,7 +280,7 @@ class _State:
         R, c, s = self.R.copy(), self.c.copy(), self.s.copy()
         at = solver.free
         R[at] = R[at] @ Rotation.from_rotvec(views[:, ROTATION]).as_matrix()
-        c[at] += views[:, PLACE]
+        c[at] += views[:, POSITION]
         s[at] += views[:, SCALE]
         return _State(R, c, s, self.X + points, self.f + focal)
 
@@ -391,7 +391,7 @@ class _Solver:
         at = self.by_view
         Jv = np.zeros((len(at), 3, SIZE))
         Jv[:, :, ROTATION] = row.Jx[at] @ cross_matrices(row.x[at])
-        Jv[:, :, PLACE] = -row.JX[at]
+        Jv[:, :, POSITION] = -row.JX[at]
         Jv[:, 2, SCALE] = -row.depth_root[at]
         Hv, gv = np.zeros((N, SIZE, SIZE)), np.zeros((N, SIZE))
         W = np.zeros((count, self.size, 3))
@@ -417,7 +417,7 @@ class _Solver:
     def _add_focal(
         self, state: _State, row: _Rows, Jv: Array, H: Array, g: Array, W: Array
     ) -> None:
-        """Adds the unknown focal lengths to the equations, in place."""
+        """Adds the unknown focal lengths to the equations, in position."""
         b, o = self.b, self.b.observations
         assert b.focal is not None
         group = b.focal[o.view]

@@ -83,7 +83,7 @@ def spread(pixel: Array, strength: Array, shape: tuple[int, ...], most: int) -> 
     """Returns indices of at most ``most`` features [M], spread over an image of ``shape``.
 
     Each cell of a grid gives its strongest feature, then its second one, and so on. Duplicates
-    (one place in several orientations) are left out.
+    (one position in several orientations) are left out.
     """
     edge = max(shape) / CELLS
     cell = (pixel[:, 1] // edge).astype(int) * (CELLS + 1) + (pixel[:, 0] // edge).astype(int)

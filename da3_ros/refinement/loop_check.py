@@ -1,4 +1,4 @@
-"""Checks by features whether views show one place: they must share tracks of one geometry."""
+"""Checks by features whether views show one location: they must share tracks of one geometry."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from da3_ros.refinement.features import FeatureDetector
 from da3_ros.refinement.self_calibration import NO_CHANGE, LengthChange, SelfCalibration
 from da3_ros.refinement.sliding_graph import GraphBackup, RefinedViews, SlidingGraph
 from da3_ros.refinement.solver_limits import SolverLimits
-from da3_ros.refinement.track_history import TrackHistory, trails_of
+from da3_ros.refinement.track_history import TrackHistory, history_of
 from da3_ros.refinement.track_noise import PoseNoise
 from da3_ros.refinement.tracked_view import MeasuredPose, TrackedView, tracked_view
 from da3_ros.types import Array, FloatImage, Image, Window, WindowEstimate
@@ -75,7 +75,7 @@ NO_TRACKS = TrackSupport(0, False, float("nan"))
 
 
 class WindowRefiner:
-    """Refines windows; owns the sliding graph of the current segment."""
+    """Refines windows; owns the sliding graph of the current chain."""
 
     def __init__(self, limits: SolverLimits) -> None:
         self.detector = FeatureDetector(limits.features, limits.pixels)
@@ -88,7 +88,7 @@ class WindowRefiner:
         )
 
     def restart(self) -> None:
-        """Begins a new segment."""
+        """Begins a new chain."""
         self.graph.restart()
         self.tracks = NO_TRACKS
 
@@ -118,9 +118,9 @@ class WindowRefiner:
         """Notes that a window passes as it is; its new views carry no tracks."""
         self.tracks = NO_TRACKS
 
-    def trails(self, id: int) -> TrackHistory:
-        """Returns the trails of a view of the newest window. Raises KeyError if it has none."""
-        return trails_of(id, self.graph.views, self.graph.points)
+    def track_history(self, id: int) -> TrackHistory:
+        """Returns the tracks of a view of the newest window. Raises KeyError if it has none."""
+        return history_of(id, self.graph.views, self.graph.points)
 
     def refine(
         self,
@@ -200,7 +200,7 @@ class WindowRefiner:
         T = S.pose(estimate.T_window_camera[k])
         T[:3, :3] = nearest_rotation(T[:3, :3])
         measured = MeasuredPose(
-            view.T_prior_camera, view.prior_variance, view.T_rig_camera, view.instant
+            view.T_prior_camera, view.prior_variance, view.T_rig_camera, view.frameset
         )
         return tracked_view(
             view.id, view.camera, self.detector(image.image, image.usable),
@@ -223,10 +223,10 @@ class WindowRefiner:
         known = estimate.depth[np.isfinite(estimate.depth)]
         depth = S.scale * float(np.median(known)) if len(known) else 1.0
         noise = self.graph.noise.poses
-        rotation, place = noise[NETWORK].rotation, noise[NETWORK].place * depth
+        rotation, position = noise[NETWORK].rotation, noise[NETWORK].position * depth
         network = PosePriors.isotropic(
             np.array(ids)[order[:-1]], np.array(ids)[order[1:]], step,
-            np.full(pairs, rotation), np.full(pairs, place), NETWORK,
+            np.full(pairs, rotation), np.full(pairs, position), NETWORK,
         )  # fmt: skip
         views = [self.graph.views[i] for i in ids if i in self.graph.views]
         older = [v for i, v in self.graph.views.items() if i not in ids[len(ids) - new :]]
@@ -386,8 +386,8 @@ def _on_image(
     mean = both @ ((weight * residual)[:, None] * kd.T) / (total + SUPPORT)
     grid = mean.reshape(len(rows), len(columns), len(layers))
     row, column = np.indices(depth.shape) + 0.5
-    place = np.stack((row / edge / step, column / edge / step, (log_depth - low) / step))
-    out = map_coordinates(grid, place.reshape(3, -1), order=1, mode="nearest", prefilter=False)
+    at = np.stack((row / edge / step, column / edge / step, (log_depth - low) / step))
+    out = map_coordinates(grid, at.reshape(3, -1), order=1, mode="nearest", prefilter=False)
     out = np.clip(share * out.reshape(depth.shape), -MAX_LOG, MAX_LOG)
     return np.where(known, out, 0.0).astype(np.float32)
 
@@ -465,7 +465,7 @@ def measured_poses(
         T = _motion(a, b)
         if T is None:
             continue
-        if is_one_instant(a, b):
+        if is_one_frameset(a, b):
             root, source = np.diag(1 / np.repeat([RIG_ROTATION, np.inf], 3)), RIG
         else:
             root, source = _robot_root(a, b, scale, noise, depth), ROBOT
@@ -478,14 +478,14 @@ def measured_poses(
     return PosePriors.joined(out)
 
 
-def is_one_instant(a: TrackedView, b: TrackedView) -> bool:
+def is_one_frameset(a: TrackedView, b: TrackedView) -> bool:
     """Whether two cameras of a rig took these views together."""
-    return a.measured.instant == b.measured.instant >= 0
+    return a.measured.frameset == b.measured.frameset >= 0
 
 
 def _motion(a: TrackedView, b: TrackedView) -> Array | None:
     """Returns ``T_a_b`` [4, 4], metres, by the rig or by the robot; None: not measured."""
-    if is_one_instant(a, b):
+    if is_one_frameset(a, b):
         one, other = a.measured.T_rig_camera, b.measured.T_rig_camera
     else:
         one, other = a.measured.T_prior_camera, b.measured.T_prior_camera
@@ -501,18 +501,18 @@ def _robot_root(
     between both ends; on an axis without growth it is unknown. It is never less than ``noise``,
     which tracks have found: many robots state far too little.
     """
-    place = np.full(3, (noise.place * depth / units) ** 2)
+    position = np.full(3, (noise.position * depth / units) ** 2)
     rotation = np.full(3, noise.rotation**2)
     before, after = a.measured.prior_variance, b.measured.prior_variance
     if before is not None and after is not None:
         growth = np.where(after >= UNMEASURED, after, after - before)
         known = np.isfinite(growth) & (growth > 0)
-        place = np.where(known[:3], np.maximum(growth[:3], place), place)
+        position = np.where(known[:3], np.maximum(growth[:3], position), position)
         rotation = np.where(known[3:], np.maximum(growth[3:], rotation), rotation)
     assert a.measured.T_prior_camera is not None
     assert b.measured.T_prior_camera is not None
     first, second = a.measured.T_prior_camera[:3, :3], b.measured.T_prior_camera[:3, :3]
     root = np.zeros((6, 6))
     root[:3, :3] = np.diag(1 / np.sqrt(rotation)) @ second
-    root[3:, 3:] = np.diag(1 / np.sqrt(place)) @ first / units
+    root[3:, 3:] = np.diag(1 / np.sqrt(position)) @ first / units
     return root

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from da3_ros.refinement.bundle import (
-    PLACE,
+    POSITION,
     ROTATION,
     SCALE,
     SIZE,
@@ -44,7 +44,7 @@ PATCHES = 15.0  # independent measurements in the predicted depths of all views 
 RAY_SIGMA = 0.003  # rad; weighs rays against predicted depths where a track begins
 MIN_OUTLIER_PX, OUTLIER = 2.5, 5.0  # limit of a reprojection error: pixels, standard deviations
 MIN_PARALLAX = 0.02  # rad; a view with less, at its upper quartile, gets no depth from tracks
-PLACE_SIGMA = 0.001  # standard deviation of a camera's position, over depth
+POSITION_SIGMA = 0.001  # standard deviation of a camera's position, over depth
 OTHER_FOCAL = 0.01  # relative difference of focal lengths with which points must be found anew
 MAX_LOG_SCALE = 3.0  # of a view; more is a fault
 MAX_EXTENT = 100.0  # distance between cameras of a bundle over its depth; more is a fault
@@ -93,7 +93,7 @@ class GraphBackup:
 
 
 class SlidingGraph:
-    """The views of a segment that share tracks."""
+    """The views of a chain that share tracks."""
 
     def __init__(self, max_tracks: int, max_steps: int, free: int = FREE) -> None:
         """max_tracks: of a bundle; more cost time and add little. free: most views that are
@@ -223,14 +223,14 @@ class SlidingGraph:
         """Returns of a view's features with a point: indices [M], the logarithm of the point's
         depth less that of the scaled prediction [M], and its standard deviation [M].
 
-        None of a view that others see from nearly the same place: noise would be its baseline.
+        None of a view that others see from nearly the same position: noise would be its baseline.
         """
         view = self.views[id]
         index, residual, points = self._depths(id)
         parallax = self._parallax(view, view.track[index], points)
         if not len(parallax) or np.quantile(parallax, 0.75) < MIN_PARALLAX:
             return index[:0], residual[:0], parallax[:0]
-        angle = math.hypot(self.noise.pixel / view.K[0, 0], PLACE_SIGMA)
+        angle = math.hypot(self.noise.pixel / view.K[0, 0], POSITION_SIGMA)
         return index, residual, np.hypot(angle / np.maximum(parallax, 1e-4), 0.01)
 
     def depth_error(self, ids: Sequence[int]) -> float:
@@ -393,7 +393,7 @@ def _without_loose(free: Array, o: Observations, priors: PosePriors) -> Array:
     """Returns the mask [V] of the views that may move.
 
     Of a group of views that neither tracks nor priors connect to a held view, the oldest is held
-    too: nothing else would keep the group's place and unit.
+    too: nothing else would keep the group's pose and unit.
     """
     free, connected = free.copy(), ~free
     pairs = [*zip(priors.first.tolist(), priors.second.tolist(), strict=True)]
@@ -430,7 +430,7 @@ def _axes_of_errors(R: Array) -> Array:
     for k in range(len(R)):
         axes[k, 0, k, SCALE] = 1.0
         axes[k, 1:4, k, ROTATION] = R[k]
-        axes[k, 4:, k, PLACE] = np.eye(3)
+        axes[k, 4:, k, POSITION] = np.eye(3)
     return axes.reshape(SIZE * len(R), SIZE * len(R))
 
 

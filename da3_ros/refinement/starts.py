@@ -189,7 +189,7 @@ def _agreeing(view: TrackedView, T: Array, matched: list[_Matched]) -> tuple[lis
 
 def _distance(m: _Matched, T: Array, K: Array) -> Array:
     """Returns the distances [P], pixels, of matches from where their points may be seen: between
-    the nearest and the farthest place, or on the epipolar line if the depth is unknown."""
+    the nearest and the farthest position, or on the epipolar line if the depth is unknown."""
     near, far = _seen_at(m.near, T, K), _seen_at(m.far, T, K)
     along = far - near
     length = (along**2).sum(1)
@@ -215,7 +215,7 @@ def _doubt(T: Array, network: Array, matched: list[_Matched], noise: TrackNoise)
     depth = depth[np.isfinite(depth)]
     typical = float(np.median(depth)) if len(depth) else 1.0
     turn = Rotation.from_matrix(network[:3, :3].T @ T[:3, :3]).magnitude() / usual.rotation
-    move = np.linalg.norm(T[:3, 3] - network[:3, 3]) / (usual.place * typical)
+    move = np.linalg.norm(T[:3, 3] - network[:3, 3]) / (usual.position * typical)
     return (float(turn) ** 2 + float(move) ** 2) / 2
 
 
@@ -244,7 +244,7 @@ def pose_by_points(points: Array, pixel: Array, K: Array) -> Array | None:
     if len(points) < FEWEST:
         return None
     try:
-        found, rotation, place, inliers = cv2.solvePnPRansac(
+        found, rotation, position, inliers = cv2.solvePnPRansac(
             points, pixel, K, None, iterationsCount=TRIALS, reprojectionError=PNP_TOLERANCE,
             flags=cv2.SOLVEPNP_SQPNP,
         )  # fmt: skip
@@ -253,10 +253,12 @@ def pose_by_points(points: Array, pixel: Array, K: Array) -> Array | None:
     if not found or inliers is None or len(inliers) < max(FEWEST, len(points) // 4):
         return None
     some = inliers[:, 0]
-    rotation, place = cv2.solvePnPRefineLM(points[some], pixel[some], K, None, rotation, place)
+    rotation, position = cv2.solvePnPRefineLM(
+        points[some], pixel[some], K, None, rotation, position
+    )
     T = np.eye(4)
     T[:3, :3] = cv2.Rodrigues(rotation)[0].T
-    T[:3, 3] = -T[:3, :3] @ place[:, 0]
+    T[:3, 3] = -T[:3, :3] @ position[:, 0]
     return T if np.isfinite(T).all() else None
 
 

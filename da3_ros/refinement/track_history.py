@@ -10,7 +10,7 @@ import numpy as np
 from da3_ros.refinement.tracked_view import TrackedView, TrackPoints
 from da3_ros.types import Array
 
-LENGTH = 8  # most views of a trail
+LENGTH = 8  # most views of a track
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,8 +32,8 @@ class TrackHistory:
         return float(np.sqrt(np.mean(known**2))) if len(known) else float("nan")
 
 
-def trails_of(id: int, views: Mapping[int, TrackedView], points: TrackPoints) -> TrackHistory:
-    """Returns the trails of a view in the last views of its camera.
+def history_of(id: int, views: Mapping[int, TrackedView], points: TrackPoints) -> TrackHistory:
+    """Returns the tracks of a view in the last views of its camera.
 
     views: of a sliding graph, oldest first. Raises KeyError if the view is not among them.
     """

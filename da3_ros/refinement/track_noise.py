@@ -23,7 +23,7 @@ class PoseNoise:
     """Standard deviations of one axis of relative poses."""
 
     rotation: float  # rad
-    place: float  # of position, over depth
+    position: float  # of position, over depth
 
 
 class TrackNoise:
@@ -73,13 +73,15 @@ class TrackNoise:
             p.T_first_second[some],
         )  # fmt: skip
         depth = float(np.exp(np.median(b.typical_log_depth())))
-        rotation, place = (
+        rotation, position = (
             float(np.median(np.linalg.norm(r[:, k : k + 3], axis=1))) for k in (0, 3)
         )
         placed = p.root[some][:, 3:].any()  # else nobody knows the unit of the measured positions
         return PoseNoise(
             self._moved(noise.rotation, rotation / CHI3, 0.001, 1.0),
-            self._moved(noise.place, place / CHI3 / depth, 0.001, 1.0) if placed else noise.place,
+            self._moved(noise.position, position / CHI3 / depth, 0.001, 1.0)
+            if placed
+            else noise.position,
         )
 
     def _moved(self, value: float, found: float, low: float, high: float) -> float:

@@ -73,10 +73,10 @@ class MeasuredPose:
     """A view's pose by the robot and by its rig, metres."""
 
     T_prior_camera: Array | None = None  # [4, 4]; None: unknown
-    # [6] of position, m^2, and rotation, rad^2, in the axes of the prior's world; NaN: unknown
+    # [6] of position, m^2, and rotation, rad^2, in the axes of the prior's frame; NaN: unknown
     prior_variance: Array | None = None
     T_rig_camera: Array | None = None  # [4, 4]; None: unknown
-    instant: int = -1  # equal for views that were taken at one instant
+    frameset: int = -1  # equal for views of one frameset
 
 
 UNPLACED = np.full((4, 4), np.nan)

@@ -33,7 +33,7 @@ class PlacedView:
 def place_among(
     view: TrackedView, others: Sequence[TrackedView], limits: SolverLimits
 ) -> PlacedView | None:
-    """Returns the place of a view among others, whose poses in local are held; None: its tracks do
+    """Returns the pose of a view among others, whose poses in local are held; None: its tracks do
     not determine it.
 
     The view's own pose is the start; poses and tracks of all these views change.

@@ -2,7 +2,7 @@
 
 Plain data is written: numbers, texts, containers, arrays, and the attributes of this package's own
 objects. What cannot be written (functions, locks, network, files) is kept: the new program must
-have it at the same place. Reading runs no code of the file: it makes objects of classes that the
+have it at the same path. Reading runs no code of the file: it makes objects of classes that the
 program has loaded, and sets their attributes.
 """
 
@@ -96,7 +96,7 @@ class _Writer:
     def value(self, value: Any, where: str) -> Any:
         """Returns the JSON of a value: itself if it is plain, else a reference to its node.
 
-        where: the place of the value, for messages.
+        where: the path of the value, for messages.
         """
         if value is None or type(value) in (bool, int, float, str):
             return value
@@ -156,9 +156,9 @@ class _Writer:
             raise StateError(f"{where}: arrays of objects cannot be written")
         about = {"type": np.lib.format.dtype_to_descr(array.dtype), "shape": array.shape}
         for name, spill in self._spills.items():
-            place = spill.place_of(array)
-            if place is not None:
-                return {"kind": "spilled", **about, "service": name, "place": place}
+            offset = spill.offset_of(array)
+            if offset is not None:
+                return {"kind": "spilled", **about, "service": name, "offset": offset}
         constant = array.size > 1 and not any(array.strides)  # one value in memory
         data = np.ascontiguousarray(array.flat[:1] if constant else array)
         return {
@@ -224,7 +224,7 @@ class _Reader:
             self._made[index] = self._array(node)
         elif kind == "spilled":
             spill, dtype = self._services[node["service"]], _dtype(node)
-            self._made[index] = spill.at(node["place"], dtype, node["shape"])
+            self._made[index] = spill.at(node["offset"], dtype, node["shape"])
         elif kind == "bytes":
             self._made[index] = self._bytes(node["record"], node["size"])
         elif kind == "future":

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from da3_ros.config import NodeConfig
-from da3_ros.drawing.tracks_file import TrackFilm
+from da3_ros.drawing.tracks_file import TrackSampler
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.replay.checkpoint import Written
 from da3_ros.replay.object_state import load_state
@@ -28,11 +28,11 @@ class ReplayState:
     def __init__(
         self, scenes: dict[str, ReplayScene], annotator: FrameAnnotator, bag: ResultBag, every: int
     ) -> None:
-        """every: number of instants of which one is used."""
+        """every: number of framesets of which one is used."""
         self.scenes, self.every, self.read = scenes, every, 0
         self._annotator, self._bag = annotator, bag
         self._sync: RigSync[Frame] = RigSync.of(self.first.pipeline.config)
-        self._taken: Counter[str] = Counter()  # number of instants of each scene
+        self._taken: Counter[str] = Counter()  # number of framesets of each scene
 
     @staticmethod
     def open(
@@ -49,7 +49,7 @@ class ReplayState:
             before = None if written is None else written.scenes[name]
             results = SceneResults(
                 folder, bag, options.pictures, settings, annotator, pipeline.scene_map,
-                TrackFilm(pipeline.refinement.refiner.trails), name, additional=i > 0,
+                TrackSampler(pipeline.refinement.refiner.track_history), name, additional=i > 0,
                 resumed=options.resume is not None,
                 written=0 if before is None else before.trajectory,
             )  # fmt: skip
@@ -71,14 +71,14 @@ class ReplayState:
 
     def push(self, frame: Frame) -> None:
         """Processes the next frame of the recording."""
-        for instant in self._sync.add(frame):
-            self._push(instant.frames)
+        for frameset in self._sync.add(frame):
+            self._push(frameset.frames)
         self.read += 1
 
     def flush(self) -> None:
         """Processes what still waits, at the end of the recording."""
-        for instant in self._sync.flush():
-            self._push(instant.frames)
+        for frameset in self._sync.flush():
+            self._push(frameset.frames)
         for scene in self.scenes.values():
             for result in scene.pipeline.flush():
                 scene.take(result)

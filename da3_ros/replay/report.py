@@ -65,8 +65,8 @@ def write_report(
         "path_length": _path_length(pipeline),
         "metric": pipeline.scale.known or pipeline.scale.scale.metric,
         "scale": _scale(pipeline.scale.scale),
-        "parts": len(scene.parts),
-        "parts_guessed": scene.guessed,
+        "parts": len(scene.components),
+        "parts_guessed": scene.unconnected,
     }
     write_json(folder / "report.json", report)
     return ReplaySummary(
@@ -130,7 +130,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def _path_length(pipeline: Pipeline) -> float:
-    """Returns the length of the leading camera's path, summed over the parts of the scene."""
+    """Returns the length of the leading camera's path, summed over the components of the scene."""
     scene = pipeline.scene()
-    paths = (scene.of_part(part).poses.leading().rows["T"][:, :, 3] for part in scene.parts)
+    paths = (scene.of_component(id).poses.leading().rows["T"][:, :, 3] for id in scene.components)
     return sum(float(np.linalg.norm(np.diff(path, axis=0), axis=1).sum()) for path in paths)

@@ -15,7 +15,7 @@ from da3_ros.config import NodeConfig
 from da3_ros.drawing.contact_sheet import ContactSheet
 from da3_ros.drawing.scene_picture import render_scene, write_png
 from da3_ros.drawing.tracks_file import NAME as TRACKS_NAME
-from da3_ros.drawing.tracks_file import TrackFilm
+from da3_ros.drawing.tracks_file import TrackSampler
 from da3_ros.export.scene_file import save_scene, write_scene
 from da3_ros.export.tum import read_stamps, tum_line, write_trajectory
 from da3_ros.keyframe_store.array_spill import ArraySpill
@@ -144,7 +144,7 @@ class ReplayScene:
     results: SceneResults
 
     def push(self, frames: Sequence[Frame]) -> None:
-        """Process the frames of one instant."""
+        """Process the frames of one frameset."""
         for result in self.pipeline.push(*frames):
             self.take(result)
 
@@ -175,7 +175,7 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
         settings: NodeConfig,
         annotator: FrameAnnotator,
         scene_map: SceneMap,
-        film: TrackFilm,
+        track_sampler: TrackSampler,
         camera: str,
         *,
         additional: bool,
@@ -186,7 +186,12 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
 
         written: bytes of the trajectory that an interrupted replay has left.
         """
-        self.folder, self.bag, self.resumed, self.film = folder, bag, resumed, film
+        self.folder, self.bag, self.resumed, self.track_sampler = (
+            folder,
+            bag,
+            resumed,
+            track_sampler,
+        )
         config = settings.pipeline
         self._suffix = f"_{camera.replace('/', '_')}" if additional else ""
         self._leading = {"", *([camera] if camera else config.cameras[:1])}
@@ -249,10 +254,10 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
         if frame.camera not in self._leading:
             return
         self._units.add(frame.scale.metric)
-        self.film.add(frame)
+        self.track_sampler.add(frame)
         if frame.posed and not frame.blind:
-            T_map_camera = self.output.messages.T_map_world @ frame.T_world_camera
-            self.trajectory.write(tum_line(frame.stamp_ns, T_map_camera))
+            T_ros_camera = self.output.messages.T_ros_map @ frame.T_map_camera
+            self.trajectory.write(tum_line(frame.stamp_ns, T_ros_camera))
         if self.sheet is not None:
             self.sheet.metric = frame.scale.metric
             self.sheet.add(frame.image, frame.depth_m, frame.confidence)
@@ -262,7 +267,7 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
         pipeline.scene_map.finish_recording()
         if len(pipeline.map.table.path):
             self._write_scene(pipeline)
-        self.film.write(self._path(TRACKS_NAME))
+        self.track_sampler.write(self._path(TRACKS_NAME))
         if self.sheet is not None:
             write_png(self._path("contact_sheet.png"), self.sheet.picture())
             write_png(self._path("cloud.png"), render_scene(pipeline.scene()))
@@ -276,10 +281,10 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
             write_scene(pipeline.snapshot(), self._path(SCENE))
         scene, stamp = pipeline.scene(), pipeline.map.newest_stamp_ns
         changed = pipeline.scale.source.learns or pipeline.scene_map.following.enabled
-        if changed or self.resumed or len(scene.parts) > 1 or self.mixed:
-            self._write_trajectory(pipeline.map.view.path_scene(scene.T_map_world))
-        part = pipeline.map.view.part
-        views = SceneViews(path=pipeline.path, scene=lambda: scene.of_part(part))
+        if changed or self.resumed or len(scene.components) > 1 or self.mixed:
+            self._write_trajectory(pipeline.map.view.path_scene(scene.T_ros_map))
+        component = pipeline.map.view.component
+        views = SceneViews(path=pipeline.path, scene=lambda: scene.of_component(component))
         for topic in SCENE_TOPICS:
             self.bag.write(self.output.messages.scene(topic, views, stamp), stamp)
 
@@ -288,7 +293,8 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
         return path.with_name(f"{path.stem}{self._suffix}{path.suffix}")
 
     def _write_trajectory(self, scene: Scene) -> None:
-        """Write the poses of all frames again, part by part, with the final scale of the scene."""
+        """Write the poses of all frames again, component by component, with the final scale of the
+        scene."""
         self.trajectory.flush()
         written = read_stamps(Path(self.trajectory.name))
         scene = dataclasses.replace(scene, poses=scene.poses.leading().with_frames(written))

@@ -204,8 +204,8 @@ def _use_plan(session: Session, path: Path, limited: bool) -> SolverLimits | Non
 def _resume(pipelines: dict[str, Pipeline], folder: Path) -> None:
     """Continue in a saved scene, or in one per camera with independent windows."""
     for i, (name, pipeline) in enumerate(pipelines.items()):
-        place = path_for_camera(folder, name) if i else folder
-        log.info("%s: %s", place, pipeline.resume(load_scene(place)))
+        path = path_for_camera(folder, name) if i else folder
+        log.info("%s: %s", path, pipeline.resume(load_scene(path)))
 
 
 def _open(options: ReplayOptions, settings: NodeConfig) -> Recording:
@@ -223,7 +223,7 @@ def _open(options: ReplayOptions, settings: NodeConfig) -> Recording:
         cameras={name: options.topics.get(name, name) for name in names},
         start_s=options.start_s,
         end_s=options.end_s,
-        every=1 if names else options.every,  # several cameras: every n-th instant (_process)
+        every=1 if names else options.every,  # several cameras: every n-th frameset (_process)
         rate_hz=options.rate_hz,
         input_rectified=settings.input.input_rectified,
         camera_info_timeout_s=settings.input.camera_info_timeout_s,

@@ -79,8 +79,8 @@ def cycle_index(count: int, length: int, *, closed: bool) -> int:
         return min(count, length - 1)
     if closed:
         return count % (length - 1)
-    place = count % (2 * (length - 1))
-    return min(place, 2 * (length - 1) - place)
+    slot = count % (2 * (length - 1))
+    return min(slot, 2 * (length - 1) - slot)
 
 
 class StampGrid:

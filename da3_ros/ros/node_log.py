@@ -72,9 +72,9 @@ class NodeLog(logging.Handler):
     def callback_failed(self, error: Exception) -> None:
         """Log an unexpected exception of a callback; the node continues."""
         self.last_error = f"a callback failed: {type(error).__name__}: {error}"
-        place = traceback.extract_tb(error.__traceback__)[-1:]
-        # Throttled by place: rclpy's throttle would hide a second, different fault.
-        if self._node_throttle.due(f"{type(error).__name__} {place}", SAME_FAULT_S):
+        line = traceback.extract_tb(error.__traceback__)[-1:]
+        # Throttled by line: rclpy's throttle would hide a second, different fault.
+        if self._node_throttle.due(f"{type(error).__name__} {line}", SAME_FAULT_S):
             self.logger.error(self.last_error)
         self.logger.debug("".join(traceback.format_exception(error)))
 

@@ -173,9 +173,9 @@ class Services:
         check_outside_scenes(path)
         (_, first), *others = scenes.items()
         for name, saved in others:
-            place = form.path_for_camera(path, name)
-            progress = self._progress(f"export of {place}")
-            export_scene(saved.scene(), place, selection, form.name, progress)
+            file = form.path_for_camera(path, name)
+            progress = self._progress(f"export of {file}")
+            export_scene(saved.scene(), file, selection, form.name, progress)
         progress = self._progress(f"export of {path}")
         return export_scene(first.scene(), path, selection, form.name, progress)
 
@@ -186,8 +186,8 @@ class Services:
         def save() -> None:
             check_outside_scenes(path)
             for i, (name, saved) in enumerate(scenes.items()):
-                place = path_for_camera(path, name) if i else path
-                save_scene(saved, place, self._progress(f"saving {place}"))
+                folder = path_for_camera(path, name) if i else path
+                save_scene(saved, folder, self._progress(f"saving {folder}"))
 
         await self._run_on(self._files, save)
         first = next(iter(scenes.values()))
@@ -264,7 +264,7 @@ def _selection(stream: Stream, request: Any) -> Selection:
         max_points=request.max_points,
         crop=tuple(float(v) for v in request.crop),
         cameras=request.include_cameras,
-        guessed=stream.config.pipeline.map.export_guessed,
+        unconnected=stream.config.pipeline.map.export_guessed,
     )
 
 

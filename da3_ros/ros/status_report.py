@@ -130,22 +130,22 @@ def _backend(stream: Stream | None) -> dict[str, Any]:
 
 
 def _alignment(stream: Stream | None) -> dict[str, Any]:
-    """Returns the alignment of the newest window, and the parts of the scene."""
+    """Returns the alignment of the newest window, and the components of the scene."""
     report = stream.last_report if stream else None
     if stream is None or report is None:
         return {}
     scenes = [pipeline.map for pipeline in stream.pipelines]
-    parts = [scene.parts for scene in scenes]
+    components = [scene.components for scene in scenes]
     return (
         {
             "mode": stream.config.pipeline.mode,
-            "place": "known" if all(scene.place_known for scene in scenes) else "guessed",
+            "place": "known" if all(scene.pose_known for scene in scenes) else "guessed",
             "place_search_s": float(
-                np.fmax.reduce([p.place_search.seconds for p in stream.pipelines])
+                np.fmax.reduce([p.pose_search.seconds for p in stream.pipelines])
             ),
             "poses_held": sum(p.counters["poses_held"] for p in stream.pipelines),
-            "parts": sum(map(len, parts)),
-            "parts_guessed": sum(len(ids - {REFERENCE}) for ids in parts),
+            "parts": sum(map(len, components)),
+            "parts_guessed": sum(len(ids - {REFERENCE}) for ids in components),
             "alignment_rms": report.alignment_rms,
             "alignment_inliers": report.alignment_inliers,
             "focal_ratio": report.focal_ratio,  # the network's focal length over camera_info's

@@ -263,11 +263,11 @@ class SyntheticCameraNode(Node):
         check_calibration(rig[0].calibration, rig[0].size)
         self._calibration = rig[0].calibration
         self._odometry = DriftingOdometry(
-            rig[0].T_world_camera[0], c.odometry_noise_m, c.odometry_noise_deg, c.seed
+            rig[0].T_room_camera[0], c.odometry_noise_m, c.odometry_noise_deg, c.seed
         )
         for frames in zip(*rig, strict=True):
             images = tuple(self._image_message(frame) for frame in frames)
-            yield _RenderedFrame(images, frames[0].depth, frames[0].T_world_camera)
+            yield _RenderedFrame(images, frames[0].depth, frames[0].T_room_camera)
 
     def _image_message(self, frame: SyntheticFrame) -> Any:
         c = self.config

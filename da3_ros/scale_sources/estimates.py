@@ -1,4 +1,4 @@
-"""Estimates of a segment's scale from many measurements, and how certain they are."""
+"""Estimates of a chain's scale from many measurements, and how certain they are."""
 
 from __future__ import annotations
 

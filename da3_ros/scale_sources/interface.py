@@ -19,7 +19,7 @@ class ScaleSource:
     """
 
     gives_metres = True  # whether lengths are metres once the scale is known
-    declared_by = ""  # parameter that states the scale of the first segment; "": it is measured
+    declared_by = ""  # parameter that states the scale of the first chain; "": it is measured
     by_depth = False  # whether depths are measured; else distances between cameras
     needs_prior = False  # whether it needs the robot's own poses: topic `odometry` without others
     needs_rig = False  # whether it needs the poses of the cameras on the rig
@@ -46,7 +46,7 @@ class ScaleSource:
         return estimate.measure
 
     def estimator(self) -> MeasurementFilter:
-        """Returns a new estimator of the scale of a segment, which has one unit."""
+        """Returns a new estimator of the scale of a chain, which has one unit."""
         from da3_ros.scale_sources.estimates import MeasurementFilter
 
         return MeasurementFilter()
@@ -54,5 +54,5 @@ class ScaleSource:
     def why_unknown(self, name: str) -> str:
         """Returns why there are no metres while the scale is unknown. name: its own one."""
         if self.declared_by:
-            return f"{self.declared_by} holds for the first segment only"
+            return f"{self.declared_by} holds for the first chain only"
         return f"the scale is unknown yet ({name})"

@@ -1,8 +1,8 @@
 """Metres per network unit of one window, from the known poses of a rig's cameras.
 
-Every pair of views of one instant is a baseline of known length and direction. The network's error
-of a camera's position hardly depends on the baseline and grows with the depth, so that a baseline
-much shorter than the depth measures nothing.
+Every pair of views of one frameset is a baseline of known length and direction. The network's
+error of a camera's position hardly depends on the baseline and grows with the depth, so that a
+baseline much shorter than the depth measures nothing.
 
 Baselines alone would accept a network that places all cameras too close together. Therefore the
 depths are compared too: placed by the rig's poses, the surfaces of two views must coincide.
@@ -39,7 +39,7 @@ NOTHING = ScaleMeasurement(math.nan, math.nan)
 
 @dataclass(frozen=True, eq=False)
 class _Pair:
-    """The baseline of two views of one instant, in the first one's axes."""
+    """The baseline of two views of one frameset, in the first one's axes."""
 
     known: Array  # [3] by the rig, metres
     seen: Array  # [3] by the network, network units
@@ -79,7 +79,7 @@ def fit_rig(window: Window, estimate: WindowEstimate) -> tuple[ScaleMeasurement,
 def _pairs(window: Window, estimate: WindowEstimate) -> Iterator[_Pair]:
     for i, j in itertools.combinations(range(len(window.views)), 2):
         a, b = window.views[i], window.views[j]
-        if not _same_instant(a, b):
+        if not _same_frameset(a, b):
             continue
         assert a.T_rig_camera is not None
         assert b.T_rig_camera is not None
@@ -111,7 +111,7 @@ def _checked(
     pairs = [
         (i, j)
         for i, j in itertools.permutations(range(len(window.views)), 2)
-        if _same_instant(window.views[i], window.views[j])
+        if _same_frameset(window.views[i], window.views[j])
         and all(np.isfinite(estimate.depth[k]).any() for k in (i, j))
     ]
     T_rig = np.stack([_or_nan(view.T_rig_camera) for view in window.views])
@@ -131,8 +131,8 @@ def _or_nan(T: Array | None) -> Array:
     return np.full((4, 4), np.nan) if T is None else T
 
 
-def _same_instant(a: View, b: View) -> bool:
-    return a.instant == b.instant and a.T_rig_camera is not None and b.T_rig_camera is not None
+def _same_frameset(a: View, b: View) -> bool:
+    return a.frameset == b.frameset and a.T_rig_camera is not None and b.T_rig_camera is not None
 
 
 def _fit(known: Array, seen: Array) -> ScaleMeasurement:

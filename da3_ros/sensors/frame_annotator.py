@@ -44,7 +44,7 @@ class FrameAnnotator:
         self._warn = warn
 
     def annotate(self, frames: Iterable[Frame]) -> list[Frame]:
-        """Returns the frames of one instant with ``T_prior_camera`` and ``T_rig_camera`` if
+        """Returns the frames of one frameset with ``T_prior_camera`` and ``T_rig_camera`` if
         known."""
         return [
             dataclasses.replace(

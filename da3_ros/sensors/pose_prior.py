@@ -100,7 +100,7 @@ class PosePrior:
     ) -> None:
         """source: odometry or tf. transforms: of the robot, for the mount or the whole pose."""
         self.source, self.odom_frame = source, odom_frame
-        self.world_frame = odom_frame  # in which the poses are
+        self.prior_frame = odom_frame  # in which the poses are
         self.max_age_ns = int(max_age_s * 1e9)
         self.transforms = transforms
         self.base_frame = ""
@@ -109,14 +109,14 @@ class PosePrior:
 
     def add_odometry(
         self, base_frame: str, T_odom_base: Array, stamp_ns: int, variance: Array | None = None,
-        world_frame: str = "",
+        prior_frame: str = "",
     ) -> None:  # fmt: skip
         """Adds an odometry message, with the variances [6] of position, m^2, and rotation, rad^2,
-        that it states. world_frame: of the pose; empty: ``odom_frame``. Raises PriorError if its
+        that it states. prior_frame: of the pose; empty: ``odom_frame``. Raises PriorError if its
         pose is not a rigid motion."""
         with self._lock:
             self.base_frame = base_frame
-            self.world_frame = world_frame or self.odom_frame
+            self.prior_frame = prior_frame or self.odom_frame
             self._history.add(stamp_ns, T_odom_base, variance)
 
     def camera(self, frame_id: str, stamp_ns: int) -> Array:

@@ -1,4 +1,4 @@
-"""Groups frames of several cameras into instants, by one rule for live and replay.
+"""Groups frames of several cameras into framesets, by one rule for live and replay.
 
 Cameras without a common trigger have slightly different stamps, and messages arrive at different
 times. Works on stamps and names; no clock, no ROS, no images.
@@ -29,7 +29,7 @@ Item = TypeVar("Item", bound=Stamped)
 
 
 @dataclass(frozen=True)
-class Instant(Generic[Item]):
+class Frameset(Generic[Item]):
     """Frames of one moment, at most one of each camera, in the order of the cameras' names."""
 
     frames: tuple[Item, ...]
@@ -44,12 +44,12 @@ class Instant(Generic[Item]):
 
 
 class RigSync(Generic[Item]):
-    """Groups frames into instants, in the order of arrival. Drops no frame that is in time.
+    """Groups frames into framesets, in the order of arrival. Drops no frame that is in time.
 
-    The oldest waiting frame forms an instant with frames of other cameras that are at most
-    ``max_skew_s`` younger. An instant is returned when it is complete, or cannot become complete:
+    The oldest waiting frame forms a frameset with frames of other cameras that are at most
+    ``max_skew_s`` younger. A frameset is returned when it is complete, or cannot become complete:
     each missing camera has sent a younger frame, is silent, or is later than ``max_wait_s``. A
-    frame that arrives after its instant was returned forms an instant of its own. So the result
+    frame that arrives after its frameset was returned forms a frameset of its own. So the result
     depends on the order of arrival only if a camera is late.
     """
 
@@ -79,11 +79,11 @@ class RigSync(Generic[Item]):
         self._first = 0  # stamp of the first frame
         self._unjumped: set[str] = set()  # cameras that may still send frames from before a jump
 
-    def add(self, frame: Item) -> list[Instant[Item]]:
-        """Adds a frame; returns the instants that are ready now, in order."""
+    def add(self, frame: Item) -> list[Frameset[Item]]:
+        """Adds a frame; returns the framesets that are ready now, in order."""
         if len(self.cameras) < 2:
-            return [Instant((frame,))]
-        done: list[Instant[Item]] = []
+            return [Frameset((frame,))]
+        done: list[Frameset[Item]] = []
         if frame.stamp_ns < self._seen.get(frame.camera, 0) - self._late:
             done = self.flush()
             self._unjumped = set(self.cameras)
@@ -98,8 +98,8 @@ class RigSync(Generic[Item]):
         self._waiting.sort(key=lambda f: (f.stamp_ns, self._rank.get(f.camera, 0)))
         return done + self._ready()
 
-    def flush(self) -> list[Instant[Item]]:
-        """Returns all waiting frames as instants, and resets."""
+    def flush(self) -> list[Frameset[Item]]:
+        """Returns all waiting frames as framesets, and resets."""
         done = []
         while self._waiting:
             done.append(self._take())
@@ -112,14 +112,14 @@ class RigSync(Generic[Item]):
         newest = max(self._seen.values())
         return frame.stamp_ns > newest + self._late and newest - self._first < STRAY_NS
 
-    def _ready(self) -> list[Instant[Item]]:
+    def _ready(self) -> list[Frameset[Item]]:
         done = []
         while self._waiting and not any(self._awaited(name) for name in self._missing()):
             done.append(self._take())
         return done
 
     def _members(self) -> dict[str, Item]:
-        """Returns the oldest frame and the frames of its instant, by camera."""
+        """Returns the oldest frame and the frames of its frameset, by camera."""
         limit = self._waiting[0].stamp_ns + self._skew
         members: dict[str, Item] = {}
         for frame in self._waiting:
@@ -131,14 +131,14 @@ class RigSync(Generic[Item]):
         return set(self.cameras) - set(self._members())
 
     def _awaited(self, camera: str) -> bool:
-        """True if a frame of this camera may still arrive for the instant of the oldest frame."""
+        """True if a frame of this camera may still arrive for the frameset of the oldest frame."""
         oldest, newest = self._waiting[0].stamp_ns, max(self._seen.values())
         seen = self._seen.get(camera, self._first)
         gone = camera in self._seen and seen > oldest + self._skew
         return not gone and newest - oldest <= self._wait and oldest - seen <= SILENT_NS
 
-    def _take(self) -> Instant[Item]:
+    def _take(self) -> Frameset[Item]:
         members = self._members()
         taken = sorted(members.values(), key=lambda f: self._rank.get(f.camera, 0))
         self._waiting = [f for f in self._waiting if not any(f is t for t in taken)]
-        return Instant(tuple(taken))
+        return Frameset(tuple(taken))

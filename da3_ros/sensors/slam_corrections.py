@@ -1,4 +1,4 @@
-"""What another SLAM says about the prior's world, at the stamp of a frame: jumps of a transform,
+"""What another SLAM says about the prior's frame, at the stamp of a frame: jumps of a transform,
 or its corrected path.
 
 The same live and in a replay. No ROS, no network.
@@ -41,8 +41,8 @@ class SlamCorrections:
     def at(self, frame_id: str, stamp_ns: int) -> SlamPose:
         """Returns what holds for an optical frame at a stamp. Raises TransformError."""
         if self.kind == "tf":
-            world = self._prior.world_frame
-            return SlamPose(self._transforms.held(self.map_frame, world, stamp_ns))
+            frame = self._prior.prior_frame
+            return SlamPose(self._transforms.held(self.map_frame, frame, stamp_ns))
         base = (self._prior.source == "odometry" and self._prior.base_frame) or self._base
         if not base:
             raise TransformError("no odometry yet, whose child_frame_id a path's poses are of")

@@ -25,7 +25,7 @@ class SyntheticFrame:
     stamp_ns: int
     image: Image  # [H, W, 3] RGB
     depth: FloatImage  # [H, W] z-depth in metres, +Inf for sky
-    T_world_camera: Array  # [4, 4] world z up, metres
+    T_room_camera: Array  # [4, 4] z up, metres
     K: Array  # [3, 3] corner rule; of the undistorted image if there is distortion
 
 
@@ -77,15 +77,15 @@ class SyntheticCamera:
         pace = pace or Pace()
         pace = Pace(rate_hz, pace.max_speed_m_s, pace.max_turn_deg_s)
         self.room = make_room(seed)
-        self.T_world_camera = make_walk(self.room, walk, frames, seed, pace)
+        self.T_room_camera = make_walk(self.room, walk, frames, seed, pace)
         if mount is not None:
-            self.T_world_camera = self.T_world_camera @ mount
+            self.T_room_camera = self.T_room_camera @ mount
         self.calibration = _calibration(size, fov_deg, distortion_model, D)
         self.K = corner_K(self.calibration.K)
         self._rooms = stack_rooms([self.room], device)
 
     def __len__(self) -> int:
-        return len(self.T_world_camera)
+        return len(self.T_room_camera)
 
     def __iter__(self) -> Iterator[SyntheticFrame]:
         for first in range(0, len(self), _BATCH):
@@ -97,7 +97,7 @@ class SyntheticCamera:
         return self._render(range(index, index + 1))[0]
 
     def _render(self, frames: range) -> list[SyntheticFrame]:
-        poses = self.T_world_camera[frames.start : frames.stop]
+        poses = self.T_room_camera[frames.start : frames.stop]
         seen = render_batch(
             self._rooms,
             poses,
@@ -112,7 +112,7 @@ class SyntheticCamera:
                 stamp_ns=self.start_ns + round(i * 1e9 / self.rate_hz),
                 image=self._expose(images[k], i),
                 depth=depths[k],
-                T_world_camera=poses[k].copy(),
+                T_room_camera=poses[k].copy(),
                 K=self.K.copy(),
             )
             for k, i in enumerate(frames)

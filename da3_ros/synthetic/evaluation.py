@@ -20,10 +20,10 @@ SAME_DEPTH = 1.25  # the factor of "delta-1"
 
 @dataclass(frozen=True, eq=False)
 class FramePair:
-    """A reconstructed frame, in any unit and world, and its truth in metres."""
+    """A reconstructed frame, in any unit, and its truth in metres."""
 
     depth: FloatImage  # [h, w], NaN unknown
-    T_map_camera: Array  # [4, 4]
+    T_map_camera: Array  # [4, 4] in whatever axes the map has
     true_depth: FloatImage  # [H, W] of the same image, +Inf for sky
     T_room_camera: Array  # [4, 4]
 

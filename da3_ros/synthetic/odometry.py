@@ -1,6 +1,6 @@
 """Simulated robot odometry: a level base below the camera, and poses that drift.
 
-World: metres, z up, floor at z = 0.
+The room: metres, z up, floor at z = 0.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from da3_ros.geometry.poses import invert_pose
 from da3_ros.types import Array
 
 
-def base_below(T_world_camera: Array) -> Array:
-    """T_world_base [4, 4] on the floor below a camera, level, x in the viewing direction.
+def base_below(T_room_camera: Array) -> Array:
+    """T_room_base [4, 4] on the floor below a camera, level, x in the viewing direction.
 
     REP-103 axes (x forward, y left, z up); the camera's are optical.
     """
-    forward = T_world_camera[:2, 2]
+    forward = T_room_camera[:2, 2]
     yaw = np.arctan2(forward[1], forward[0])
     out = _yaw_transform(float(yaw))
-    out[:2, 3] = T_world_camera[:2, 3]
+    out[:2, 3] = T_room_camera[:2, 3]
     return out
 
 
@@ -36,10 +36,10 @@ class DriftingOdometry:
     """
 
     def __init__(
-        self, T_world_camera: Array, noise_m: float = 0.0, noise_deg: float = 0.0, seed: int = 0
+        self, T_room_camera: Array, noise_m: float = 0.0, noise_deg: float = 0.0, seed: int = 0
     ) -> None:
-        self._T_world_base = base_below(T_world_camera)
-        self.T_base_camera = invert_pose(self._T_world_base) @ T_world_camera
+        self._T_room_base = base_below(T_room_camera)
+        self.T_base_camera = invert_pose(self._T_room_base) @ T_room_camera
         self.T_odom_base = np.eye(4)
         # [6, 6] of x, y, z and rotations: sum over the steps, each in its own axes
         self.covariance = np.zeros((6, 6))
@@ -51,11 +51,11 @@ class DriftingOdometry:
         """Pose of the camera [4, 4], optical axes."""
         return self.T_odom_base @ self.T_base_camera
 
-    def move(self, T_world_camera: Array, seconds: float) -> Array:
+    def move(self, T_room_camera: Array, seconds: float) -> Array:
         """Move to the camera's true pose ``seconds`` later; returns T_odom_base [4, 4]."""
-        T_world_base = T_world_camera @ invert_pose(self.T_base_camera)
-        step = invert_pose(self._T_world_base) @ T_world_base
-        self._T_world_base = T_world_base
+        T_room_base = T_room_camera @ invert_pose(self.T_base_camera)
+        step = invert_pose(self._T_room_base) @ T_room_base
+        self._T_room_base = T_room_base
         sigma_m = self._noise_m * float(np.linalg.norm(step[:3, 3])) ** 0.5
         sigma_rad = self._noise_rad * max(seconds, 0.0) ** 0.5
         error = _yaw_transform(sigma_rad * float(self._rng.standard_normal()))
@@ -66,7 +66,7 @@ class DriftingOdometry:
 
 
 def drifted(poses: Sequence[Array], yaw_deg: float, offset_m: Array) -> list[Array]:
-    """Returns poses [4, 4] in the world that drift evenly from the first on: from pose to pose by
+    """Returns poses [4, 4] in the room that drift evenly from the first on: from pose to pose by
     ``yaw_deg`` about the vertical, and by ``offset_m`` [3] in the axes of the camera."""
     out = [poses[0].copy()]
     for before, after in itertools.pairwise(poses):

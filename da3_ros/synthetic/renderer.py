@@ -41,7 +41,7 @@ class Rendering:
 
 def render(
     room: Room,
-    T_world_camera: Tensor | np.ndarray,
+    T_room_camera: Tensor | np.ndarray,
     K: Tensor | np.ndarray,
     size: Size,
     *,
@@ -52,13 +52,13 @@ def render(
     """Render one room from N poses [N, 4, 4]; everything else as in ``render_batch``."""
     rooms = stack_rooms([room], device)
     return render_batch(
-        rooms, T_world_camera, K, size, supersample=supersample, calibration=calibration
+        rooms, T_room_camera, K, size, supersample=supersample, calibration=calibration
     )
 
 
 def render_batch(
     rooms: RoomBatch | Sequence[Room],
-    T_world_camera: Tensor | np.ndarray,
+    T_room_camera: Tensor | np.ndarray,
     K: Tensor | np.ndarray,
     size: Size,
     *,
@@ -70,7 +70,7 @@ def render_batch(
 
     Args:
         rooms: S rooms; a RoomBatch determines the device.
-        T_world_camera: [N, 4, 4] camera-to-world, OpenCV optical axes, metres.
+        T_room_camera: [N, 4, 4] camera to room, OpenCV optical axes, metres.
         K: [3, 3] or [N, 3, 3], corner rule (pixel i covers [i, i + 1)).
         size: (width, height) in pixels.
         room_index: [N] room of each camera; default: camera i in room i, or all in the only room.
@@ -85,7 +85,7 @@ def render_batch(
     """
     batch = rooms if isinstance(rooms, RoomBatch) else stack_rooms(rooms)
     with torch.inference_mode():
-        poses = torch.as_tensor(T_world_camera, dtype=torch.float64, device=batch.yaw.device)
+        poses = torch.as_tensor(T_room_camera, dtype=torch.float64, device=batch.yaw.device)
         poses = poses.reshape(-1, 4, 4)
         index = _room_index(room_index, len(poses), len(batch)).to(batch.yaw.device)
         rays = _make_rays(K, size, len(poses), calibration, batch.yaw.device)

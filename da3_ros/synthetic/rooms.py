@@ -3,7 +3,7 @@
 A room is a list of blocks. Block 0 is the room itself, seen from inside; the others are boxes,
 seen from outside and rotated about the vertical. Face ``2 * axis + side`` of a block (side 0 is
 the negative one) has coordinates (u, v): the two other local axes, in metres from the block's
-centre. World: metres, z up, floor at z = 0; the room is [0, X] x [0, Y] x [0, Z].
+centre. Metres, z up, floor at z = 0; the room is [0, X] x [0, Y] x [0, Z].
 """
 
 from __future__ import annotations
@@ -252,10 +252,10 @@ def _floor_box(rng: np.random.Generator, size: Array) -> _Box:
     yaw = 0.0 if rng.random() < 0.35 else rng.uniform(-np.pi, np.pi)
     box = _Box(np.zeros(3), half, yaw)
     room_left = np.maximum(size[:2] / 2 - box.reach[:2] - 0.02, 0.0)
-    place = rng.uniform(-1, 1, 2)
+    position = rng.uniform(-1, 1, 2)
     if rng.random() < 0.6:  # most furniture stands at a wall
-        place[rng.integers(2)] = rng.choice([-1.0, 1.0])
-    return replace(box, centre=np.array([*(size[:2] / 2 + place * room_left), half[2]]))
+        position[rng.integers(2)] = rng.choice([-1.0, 1.0])
+    return replace(box, centre=np.array([*(size[:2] / 2 + position * room_left), half[2]]))
 
 
 def _box_on_top(rng: np.random.Generator, below: _Box) -> _Box:
@@ -399,7 +399,7 @@ def _wall_distance(local: Array, half: Array, face: int, window: Array) -> Array
 
 
 def distance_to_surface(room: Room, points: Array) -> Array:
-    """Exact unsigned distances, float64 [...] in metres, of world points [..., 3] to surfaces.
+    """Exact unsigned distances, float64 [...] in metres, of points [..., 3] to surfaces.
 
     Surfaces are the walls without windows, the floor, the ceiling and all six faces of each box,
     also hidden ones such as the floor below a box.
@@ -419,7 +419,7 @@ def distance_to_surface(room: Room, points: Array) -> Array:
 
 
 def clearance(room: Room, points: Array) -> Array:
-    """Distances, float64 [...] in metres, of world points [..., 3] to solids; negative inside."""
+    """Distances, float64 [...] in metres, of points [..., 3] to solids; negative inside."""
     points = np.asarray(points, np.float64)
     flat = points.reshape(-1, 3)
     free = -_box_signed_distance(_local(room, 0, flat), room.half[0].numpy())
@@ -430,7 +430,7 @@ def clearance(room: Room, points: Array) -> Array:
 
 
 def view_distance(room: Room, origins: Array, directions: Array) -> Array:
-    """Distances, float64 [...], along world rays [..., 3] to the first surface.
+    """Distances, float64 [...], along rays [..., 3] to the first surface.
 
     Unit: length of the direction. Windows count as walls.
     """

@@ -1,6 +1,6 @@
 """A session that returns exact predictions instead of a network's, to test the pipeline.
 
-Each window has a unit and a world of its own, as with a network, so that alignment is tested
+Each window has a unit and a frame of its own, as with a network, so that alignment is tested
 without the errors of a network.
 """
 
@@ -25,7 +25,7 @@ class TrueFrame(Protocol):
 
     stamp_ns: int
     depth: FloatImage
-    T_world_camera: Array
+    T_room_camera: Array
     K: Array
 
 
@@ -62,7 +62,7 @@ class TruthSession(Session):
         self._rng = np.random.default_rng(seed)
         self.motion_error = EXACT  # no systematic error
         self.noise = noise or Noise()
-        self.T_window_world = np.eye(4)  # of the newest window
+        self.T_window_room = np.eye(4)  # of the newest window
         self.unit = 1.0  # units per metre of the newest window
 
     def add(self, frame: TrueFrame, camera: str = "") -> None:
@@ -81,8 +81,8 @@ class TruthSession(Session):
         disturb = np.eye(4)
         disturb[:3, :3] = Rotation.random(random_state=self._rng).as_matrix()
         disturb[:3, 3] = self._rng.normal(0, 5, 3)
-        self.T_window_world, self.unit = disturb, unit
-        true = np.stack([frame.T_world_camera for frame in frames])
+        self.T_window_room, self.unit = disturb, unit
+        true = np.stack([frame.T_room_camera for frame in frames])
         depth = np.stack([frame.depth for frame in frames])
         poses = disturb @ self._moved(true, float(np.median(depth[np.isfinite(depth)])))
         poses[:, :3, 3] *= unit
@@ -138,13 +138,13 @@ def seen_by(frame: TrueFrame, view: View) -> Truth:
     height, width = view.image.shape[:2]
     size = (frame.depth.shape[1], frame.depth.shape[0])
     if size == (width, height):
-        return Truth(frame.stamp_ns, frame.depth, frame.T_world_camera, frame.K)
+        return Truth(frame.stamp_ns, frame.depth, frame.T_room_camera, frame.K)
     K = resize_K(frame.K, size, (width, height)) if view.K is None else view.K
     row, column = np.indices((height, width)) + 0.5
     rays = np.stack((column, row, np.ones_like(row)), axis=-1) @ np.linalg.inv(K).T
     there = np.floor((rays @ frame.K.T)[..., :2]).astype(int)
     x, y = (np.clip(there[..., i], 0, size[i] - 1) for i in range(2))
-    return Truth(frame.stamp_ns, frame.depth[y, x], frame.T_world_camera, K)
+    return Truth(frame.stamp_ns, frame.depth[y, x], frame.T_room_camera, K)
 
 
 def _waves(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
@@ -159,7 +159,7 @@ class Truth:
 
     stamp_ns: int
     depth: FloatImage
-    T_world_camera: Array
+    T_room_camera: Array
     K: Array
 
 
@@ -169,7 +169,7 @@ def at_size(frames: Iterable[TrueFrame], size: tuple[int, int]) -> list[Truth]:
         Truth(
             f.stamp_ns,
             cv2.resize(f.depth, size, interpolation=cv2.INTER_NEAREST_EXACT).astype(np.float32),
-            f.T_world_camera,
+            f.T_room_camera,
             resize_K(f.K, (f.depth.shape[1], f.depth.shape[0]), size),
         )
         for f in frames

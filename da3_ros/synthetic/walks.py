@@ -1,7 +1,7 @@
 """Smooth camera walks through a room that stay clear of walls and boxes.
 
-Candidates start at random places; one without collisions that sees more than a bare wall is used.
-World: metres, z up.
+Candidates start at random positions; one without collisions that sees more than a bare wall is
+used. The room: metres, z up.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Path:
 def make_walk(
     room: Room, kind: str, frames: int, seed: int = 0, pace: Pace | None = None
 ) -> Array:
-    """Poses T_world_camera float64 [N, 4, 4] of a walk (OpenCV optical axes, world z up, metres).
+    """Poses T_room_camera float64 [N, 4, 4] of a walk (OpenCV optical axes, z up, metres).
 
     Args:
         kind: ``straight`` looks roughly ahead; ``strafe`` sideways; ``spot`` turns in place;
@@ -89,19 +89,19 @@ def make_walk(
 
 @dataclass(frozen=True, eq=False)
 class _Start:
-    """Start of the candidates: place [C, 3], yaw [C], pitch [C]."""
+    """Start of the candidates: position [C, 3], yaw [C], pitch [C]."""
 
-    place: Array
+    position: Array
     yaw: Array
     pitch: Array
 
     @staticmethod
     def draw(room: Room, rng: np.random.Generator) -> _Start:
         size = room.size
-        place = rng.uniform(CLEARANCE_M, size - CLEARANCE_M, (_CANDIDATES, 3))
-        place[:, 2] = rng.uniform(1.0, min(1.8, size[2] - 0.5))
+        position = rng.uniform(CLEARANCE_M, size - CLEARANCE_M, (_CANDIDATES, 3))
+        position[:, 2] = rng.uniform(1.0, min(1.8, size[2] - 0.5))
         yaw = rng.uniform(-np.pi, np.pi, _CANDIDATES)
-        return _Start(place, yaw, rng.uniform(-0.35, 0.08, _CANDIDATES))
+        return _Start(position, yaw, rng.uniform(-0.35, 0.08, _CANDIDATES))
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def _line(
 ) -> tuple[Array, Array]:
     """Positions [C, N, 3] on a straight line; yaw [C, N] swings by ``turn`` and back."""
     along = time.ease() * length
-    position = start.place[:, None] + _directions(heading)[:, None] * along[None, :, None]
+    position = start.position[:, None] + _directions(heading)[:, None] * along[None, :, None]
     swing = turn * np.sin(np.pi * time.ease()) / np.pi
     return position, start.yaw[:, None] + swing
 
@@ -183,7 +183,7 @@ def _loop(start: _Start, time: _WalkTime, rng: np.random.Generator, shrink: floa
     z = min(high, 0.1 * radius) * (np.cos(phase + shift) - np.cos(shift))
     forward, left = _directions(start.yaw), _directions(start.yaw + np.pi / 2)
     up = np.array([0.0, 0.0, 1.0])
-    position = start.place[:, None] + x[:, None] * forward[:, None] + y[:, None] * left[:, None]
+    position = start.position[:, None] + x[:, None] * forward[:, None] + y[:, None] * left[:, None]
     position = position + z[:, None] * up
     if time.reach_rad() >= 2.0 * np.pi:
         turn = sense * phase
@@ -257,7 +257,7 @@ def _view(room: Room, path: _Path, candidates: Array) -> Array:
 
 
 def _poses(path: _Path) -> Array:
-    """T_world_camera [C, N, 4, 4]: yaw and pitch aim the optical axis, roll turns about it."""
+    """T_room_camera [C, N, 4, 4]: yaw and pitch aim the optical axis, roll turns about it."""
     level = np.cos(path.pitch)
     z = np.stack([np.cos(path.yaw) * level, np.sin(path.yaw) * level, np.sin(path.pitch)], -1)
     x = np.stack([np.sin(path.yaw), -np.cos(path.yaw), np.zeros_like(path.yaw)], -1)

@@ -137,7 +137,7 @@ def test_warm_up_compiles_the_pipelines_own_windows(caplog):
             assert backend.programs == session.loaded.compiler.compiled == 2
     for ours, theirs in zip(*found, strict=True):
         np.testing.assert_allclose(ours.depth_m, theirs.depth_m, rtol=5e-3)
-        np.testing.assert_allclose(ours.T_world_camera, theirs.T_world_camera, atol=5e-3)
+        np.testing.assert_allclose(ours.T_map_camera, theirs.T_map_camera, atol=5e-3)
     assert "uncompiled" not in caplog.text
 
 

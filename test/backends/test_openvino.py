@@ -86,7 +86,7 @@ def test_windows_of_all_sizes_equal_torch(walk, poses):
         (8, 1, (7,)),
         (4, 0, None),
     ):
-        T = np.stack([np.linalg.inv(f.T_world_camera) for f in frames[:n]]) if poses else None
+        T = np.stack([np.linalg.inv(f.T_room_camera) for f in frames[:n]]) if poses else None
         T = None if T is None else np.linalg.inv(T)
         window = Window(0, views(frames[:n]), new, wanted=wanted, T_prior_camera=T)
         assert_equal(ours.infer(window), torchs.infer(window))
@@ -101,7 +101,7 @@ def test_the_memory_that_compiling_took_is_returned_to_the_system(walk, monkeypa
     assert [thread.name for thread in trimmed].count("engine") == 1
 
 
-def streamed(values, instants):
+def streamed(values, framesets):
     """Results on OpenVINO and on PyTorch, and the backends and view counts of all windows."""
     results, used, counts = [], [], []
     for backend in ("auto", "torch"):
@@ -125,20 +125,20 @@ def streamed(values, instants):
 
         session.infer = noted
         pipeline = Pipeline(config, session)
-        results.append([frame for instant in instants for frame in pipeline.push(*instant)])
+        results.append([frame for frameset in framesets for frame in pipeline.push(*frameset)])
     return results, used, counts
 
 
 def assert_same_places(results):
     for found, expected in zip(*results, strict=True):
-        np.testing.assert_allclose(found.T_world_camera, expected.T_world_camera, atol=1e-3)
+        np.testing.assert_allclose(found.T_map_camera, expected.T_map_camera, atol=1e-3)
 
 
 def test_a_walk_of_sixty_frames_runs_on_openvino(walk):
     """Growing windows, keyframes, loops: every window, from the first."""
     camera, frames = walk
-    instants = [(Frame(f.stamp_ns, f.image, calibration=camera.calibration),) for f in frames]
-    results, used, counts = streamed({"window.size": 5}, instants)
+    framesets = [(Frame(f.stamp_ns, f.image, calibration=camera.calibration),) for f in frames]
+    results, used, counts = streamed({"window.size": 5}, framesets)
     assert len(results[0]) == 60
     half = len(used) // 2
     assert used == ["openvino"] * half + ["torch"] * half
@@ -151,12 +151,12 @@ def test_a_rig_with_joint_windows_runs_on_openvino(walk):
     names = ("front", "left")
     mounts = {"front": np.eye(4), "left": np.eye(4)}
     mounts["left"][0, 3] = 0.2
-    instants = [
+    framesets = [
         [Frame(f.stamp_ns, g.image, f"{name}_optical", name, camera.calibration,
                T_rig_camera=mounts[name]) for name, g in zip(names, (f, later), strict=True)]
         for f, later in zip(frames[:8], frames[3:], strict=False)
     ]  # fmt: skip
-    results, used, counts = streamed({"window.size": 6, "cameras": list(names)}, instants)
+    results, used, counts = streamed({"window.size": 6, "cameras": list(names)}, framesets)
     assert set(used[: len(used) // 2]) == {"openvino"}
     assert {new for _, new in counts} == {2}
     assert_same_places(results)

@@ -61,7 +61,7 @@ def test_a_written_sequence_is_read_back(accuracy, folder, walk):
     assert len(sequence.items) == len(frames)
     for item, frame in zip(sequence.items, frames, strict=True):
         T = sequence.pose(item.stamp_ns)
-        np.testing.assert_allclose(T, frame.T_world_camera, atol=1e-6)
+        np.testing.assert_allclose(T, frame.T_room_camera, atol=1e-6)
         depth = sequence.depth(item)
         if folder.name == "euroc":
             assert depth is None
@@ -84,7 +84,7 @@ def test_a_bag_with_truth_becomes_a_sequence(accuracy, tmp_path):
     true = list(SyntheticCamera(3, SIZE, frames=4))
     assert len(sequence.items) == 4
     for item, frame in zip(sequence.items, true, strict=True):
-        inside = np.linalg.inv(true[0].T_world_camera) @ frame.T_world_camera
+        inside = np.linalg.inv(true[0].T_room_camera) @ frame.T_room_camera
         start = np.linalg.inv(sequence.pose(sequence.items[0].stamp_ns))
         np.testing.assert_allclose(start @ sequence.pose(item.stamp_ns), inside, atol=1e-5)
         np.testing.assert_allclose(sequence.depth(item), frame.depth, atol=6e-4)

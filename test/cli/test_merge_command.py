@@ -33,8 +33,8 @@ def test_scenes_that_never_met_stay_apart_and_that_is_said(folders, tmp_path, ca
     assert run(out, tmp_path / "hall", "--output", tmp_path / "both") == INCOMPLETE
     said = capsys.readouterr().out
     assert "out: the reference" in said
-    assert "hall: met no other scene: at a guessed place" in said
-    assert "has no keyframes that recognise its places" in said
+    assert "hall: met no other scene: unconnected" in said
+    assert "has no keyframes that recognise its locations" in said
     assert f"{tmp_path / 'both'}: in metres" in said
     scene = load_scene(tmp_path / "both")
     alone = [load_scene(folder) for folder in (out / "scene", tmp_path / "hall")]
@@ -62,7 +62,7 @@ def test_the_result_is_viewed_exported_and_merged_again(folders, tmp_path):
     for name in ("a.ply", "a.glb", "a.tum", "a.colmap"):
         assert main(["export", str(both), str(tmp_path / name)]) == 0
     lines = (tmp_path / "a.tum").read_text().splitlines()
-    assert "# part" in "".join(lines)
+    assert "# component" in "".join(lines)
     assert sum(line[0] != "#" for line in lines) == len(load_scene(both).poses.leading())
     assert run(both, kitchen, "--output", tmp_path / "three") == INCOMPLETE
     assert {s.origin for s in load_scene(tmp_path / "three").submaps} == {"out", "hall"}

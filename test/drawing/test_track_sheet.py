@@ -42,11 +42,15 @@ def test_what_is_read_is_what_was_written(file):
     for folder in (file, file.parent):
         frames = load_tracks(folder)
         assert [f.stamp_ns for f in frames] == [5, 10**9 + 5, 2 * 10**9 + 5]
-        assert [len(f.trails) for f in frames] == [5, 0, 9]
+        assert [len(f.track_history) for f in frames] == [5, 0, 9]
         for n, (read, tracks) in enumerate(zip(frames, (5, 0, 9), strict=True)):
             written = frame(n, tracks, error_px=np.nan if n == 2 else 0.1)
-            np.testing.assert_array_equal(read.trails.position, written.trails.position)
-            np.testing.assert_array_equal(read.trails.error_px, written.trails.error_px)
+            np.testing.assert_array_equal(
+                read.track_history.position, written.track_history.position
+            )
+            np.testing.assert_array_equal(
+                read.track_history.error_px, written.track_history.error_px
+            )
             assert read.jpeg == written.jpeg
             assert abs(read.image().astype(int) - 200).max() <= 2
 

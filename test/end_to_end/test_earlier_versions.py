@@ -35,7 +35,7 @@ def test_parameter_files_are_read_and_every_value_counts(folder):
 def test_a_saved_scene_is_loaded_whole(folder):
     saved = load_scene(folder / "scene_two_segments")
     assert saved.metric
-    assert {s.segment for s in saved.submaps} == {0, 1}
+    assert {s.chain for s in saved.submaps} == {0, 1}
     assert [len(s.cloud) for s in saved.submaps] == [951, 673]
     assert len(saved.poses) == 33
     assert len(saved.scene()) == 951 + 673

@@ -76,7 +76,7 @@ def errors_of_replay(bag, camera, output, session=None):
     replay(ReplayOptions(bag, output), config_from_parameters(SETTINGS, NodeConfig), session)
     depths, poses, cloud = exported(output)
     pairs = [
-        FramePair(depth, pose, frame.depth, frame.T_world_camera)
+        FramePair(depth, pose, frame.depth, frame.T_room_camera)
         for depth, pose, frame in zip(depths, poses, camera, strict=True)
     ]
     return measure(camera.room, pairs, cloud)

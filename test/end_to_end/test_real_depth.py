@@ -1,4 +1,4 @@
-"""Recorded depth and poses, cut into windows of random units and worlds, come back together."""
+"""Recorded depth and poses, cut into windows of random units and frames, come back together."""
 
 import cv2
 import numpy as np
@@ -59,7 +59,7 @@ def recorded(depths, K, poses):
 
 
 def mapped(frames, K, **values):
-    """What our mapping makes of the recording, in the recording's world and metres."""
+    """What our mapping makes of the recording, in the recording's frame and metres."""
     height, width = frames[0].depth.shape
     settings = {
         "process_res": 280,
@@ -77,20 +77,20 @@ def mapped(frames, K, **values):
         results += pipeline.push(Frame(f.stamp_ns, np.dstack([grey] * 3), calibration=lens))
     results += pipeline.flush()
     assert all(r.window.aligned for r in results)
-    assert {r.window.segment for r in results} == {0}
+    assert {r.window.chain for r in results} == {0}
     unit = float(np.nanmedian(results[0].depth_m / small[0].depth))
     clouds, truths = [], []
     for r, f in zip(results, small, strict=True):
-        T = r.T_world_camera.copy()
+        T = r.T_map_camera.copy()
         T[:3, 3] /= unit
-        T = small[0].T_world_camera @ invert_pose(results[0].T_world_camera) @ T
+        T = small[0].T_room_camera @ invert_pose(results[0].T_map_camera) @ T
         clouds.append(points(r.depth_m / np.float32(unit), r.K, T))
-        truths.append(points(f.depth, f.K, f.T_world_camera))
+        truths.append(points(f.depth, f.K, f.T_room_camera))
     return clouds, truths
 
 
 def points(depth, K, T):
-    """World points [h, w, 3]."""
+    """Points [h, w, 3] in the frame of T."""
     return backproject(depth, K) @ T[:3, :3].T + T[:3, 3]
 
 

@@ -20,7 +20,7 @@ from da3_ros.export.scene_file import save_scene
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.keyframe_store.keyframe import FramePose, Keyframe, Tracks
 from da3_ros.keyframe_store.recorder import KeyframeRecorder
-from da3_ros.keyframe_store.store import MapState, Place, StoredScene, StoreWriter
+from da3_ros.keyframe_store.store import MapState, StoredScene, StoredSubmap, StoreWriter
 from da3_ros.pipeline.keyframe_recording import KeyframeRecording
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera
@@ -157,7 +157,7 @@ def test_depth_maps_are_read_as_the_trainer_does(model, recorded):
     with StoredScene.open(recorded) as stored:
         for key in stored.images:
             keyframe = stored.load(key)
-            unit = stored.places[keyframe.pose.submap].T_map_submap.scale
+            unit = stored.submaps[keyframe.pose.submap].T_map_submap.scale
             found = inverse_depth(model, str(keyframe.pose.stamp_ns))
             np.testing.assert_allclose(1 / found, keyframe.depth * unit, rtol=2e-3)
         assert stored.map.scene_scale == 1.0
@@ -239,8 +239,8 @@ def keyframe(camera="", stamp=0, depth=None, **values):
 
 def written(folder, *keyframes):
     writer = StoreWriter(folder)
-    writer.place([Place(0, 0, 0, Similarity(UNIT, np.eye(3), np.zeros(3)))])
-    writer.set_map(MapState(T_map_world=np.eye(4)))
+    writer.place([StoredSubmap(0, 0, 0, Similarity(UNIT, np.eye(3), np.zeros(3)))])
+    writer.set_map(MapState(T_ros_map=np.eye(4)))
     for one in keyframes:
         writer.add(one)
     writer.journal.close()
@@ -305,9 +305,9 @@ def test_a_wrong_pixel_costs_the_others_no_precision(tmp_path):
         np.testing.assert_allclose(inverse_depth(model, name)[1:, :30], 0.5 / UNIT, rtol=1e-3)
 
 
-def test_the_box_and_known_parts_choose_points_and_images(tmp_path, recorded):
+def test_the_box_and_known_components_choose_points_and_images(tmp_path, recorded):
     writer = StoreWriter(shutil.copytree(recorded, tmp_path / "scene"))
-    writer.place([Place(99, 9, 9, IDENTITY)])  # a part at a guessed place
+    writer.place([StoredSubmap(99, 9, 9, IDENTITY)])  # an unconnected component
     writer.add(keyframe(submap=99))
     writer.journal.close()
     box = ["--crop", "-1", "-9", "-9", "3", "9", "9"]

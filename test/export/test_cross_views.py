@@ -1,4 +1,4 @@
-"""Movers in exports from stored keyframes: points and surface."""
+"""Dynamic points in exports from stored keyframes: points and surface."""
 
 import numpy as np
 import pytest
@@ -14,12 +14,12 @@ from da3_ros.geometry.poses import invert_pose
 from da3_ros.geometry.projection import backproject
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.keyframe import FramePose, Keyframe
-from da3_ros.keyframe_store.store import MapState, Place, StoredScene, StoreWriter
+from da3_ros.keyframe_store.store import MapState, StoredScene, StoredSubmap, StoreWriter
 from da3_ros.synthetic import SyntheticCamera, distance_to_surface
-from da3_ros.synthetic.mover import crossing
+from da3_ros.synthetic.moving_box import crossing
 
 SIZE, VOXEL = (192, 144), 0.03
-FIRST, LAST = 6, 14  # frames in which the mover is there
+FIRST, LAST = 6, 14  # frames in which the box is there
 
 
 @pytest.fixture(scope="module")
@@ -36,16 +36,21 @@ def stored(walk, tmp_path_factory):
         yield scene
 
 
-def write(folder, frames, first_submap=10, parts=(0, 0)):
-    """Two submaps, of another unit each, in the world of the room."""
+def write(folder, frames, first_submap=10, components=(0, 0)):
+    """Two submaps, of another unit each, in the frame of the room."""
     writer = StoreWriter(folder)
     S = [Similarity(0.5, np.eye(3), np.array([1.0, 2, 3])),
          Similarity(2.0, np.diag([-1.0, -1, 1]), np.zeros(3))]  # fmt: skip
-    writer.place([Place(i, 0, part, s) for i, (s, part) in enumerate(zip(S, parts, strict=True))])
-    writer.set_map(MapState(T_map_world=np.eye(4)))
+    writer.place(
+        [
+            StoredSubmap(i, 0, component, s)
+            for i, (s, component) in enumerate(zip(S, components, strict=True))
+        ]
+    )
+    writer.set_map(MapState(T_ros_map=np.eye(4)))
     for i, f in enumerate(frames):
         submap = int(i >= first_submap)
-        T = S[submap].inverse().pose(f.T_world_camera)
+        T = S[submap].inverse().pose(f.T_room_camera)
         pose = FramePose(f.stamp_ns, "", submap, T, f.K, SIZE, True)
         depth = (f.depth / S[submap].scale).astype(np.float32)
         writer.add(Keyframe(pose, depth, np.ones_like(depth), f.image))
@@ -53,9 +58,9 @@ def write(folder, frames, first_submap=10, parts=(0, 0)):
 
 
 def ghosts(walk, points):
-    """Mask of points that lie at the mover, and at no surface of the room."""
+    """Mask of points that lie at the box, and at no surface of the room."""
     static = distance_to_surface(walk.room, points) < 1.5 * VOXEL
-    return ~static & (walk.distance_to_mover(points) < 1.5 * VOXEL)
+    return ~static & (walk.distance_to_box(points) < 1.5 * VOXEL)
 
 
 def static_cells(walk, points):
@@ -69,7 +74,7 @@ def points_of(stored, *, remove):
     return scene.cloud().xyz.astype(np.float64)
 
 
-def test_a_mover_leaves_and_the_room_stays(walk, stored):
+def test_a_moving_box_leaves_and_the_room_stays(walk, stored):
     before, after = (points_of(stored, remove=remove) for remove in (False, True))
     assert ghosts(walk, before).sum() > 500
     assert ghosts(walk, after).sum() < 0.05 * ghosts(walk, before).sum()
@@ -97,7 +102,7 @@ def test_one_that_is_there_to_the_end_leaves_too(walk, tmp_path):
 
 
 def test_what_is_put_down_stays(walk, tmp_path):
-    """The mover stands still from the middle on: it belongs to the scene."""
+    """The box stands still from the middle on: it belongs to the scene."""
     f = walk.frames[int(np.argmax(walk.sees))]
     write(tmp_path, [*[walk.frames[0]] * 3, *[f] * 3])
     with StoredScene.open(tmp_path) as stored:
@@ -106,8 +111,8 @@ def test_what_is_put_down_stays(walk, tmp_path):
     assert ghosts(walk, after).sum() > 0.9 * ghosts(walk, before).sum()
 
 
-def test_parts_do_not_judge_each_other(walk, tmp_path):
-    write(tmp_path, walk.frames[FIRST:], LAST + 1 - FIRST, parts=(0, 1))
+def test_components_do_not_judge_each_other(walk, tmp_path):
+    write(tmp_path, walk.frames[FIRST:], LAST + 1 - FIRST, components=(0, 1))
     write(tmp_path / "one", walk.frames[FIRST:], LAST + 1 - FIRST)
     left = []
     for folder in (tmp_path, tmp_path / "one"):
@@ -138,10 +143,10 @@ def test_the_command_keeps_movers_on_request(walk, stored, tmp_path):
 def test_keyframes_without_depth_judge_nothing(walk, tmp_path):
     f = walk.frames[0]
     writer = StoreWriter(tmp_path)
-    writer.place([Place(0, 0, 0, Similarity(1.0, np.eye(3), np.zeros(3)))])
-    writer.set_map(MapState(T_map_world=invert_pose(f.T_world_camera)))
+    writer.place([StoredSubmap(0, 0, 0, Similarity(1.0, np.eye(3), np.zeros(3)))])
+    writer.set_map(MapState(T_ros_map=invert_pose(f.T_room_camera)))
     for stamp, depth in enumerate((f.depth, np.full_like(f.depth, np.nan))):
-        pose = FramePose(stamp, "", 0, f.T_world_camera, f.K, SIZE, True)
+        pose = FramePose(stamp, "", 0, f.T_room_camera, f.K, SIZE, True)
         writer.add(Keyframe(pose, depth, np.ones_like(depth), f.image))
     writer.journal.close()
     with StoredScene.open(tmp_path) as stored:
@@ -152,8 +157,8 @@ def standing(folder, stood, left):
     """A wall that one camera sees ``stood`` times behind a person, then ``left`` times alone."""
     K = np.array([[60.0, 0, 40], [0, 60, 30], [0, 0, 1]])
     writer = StoreWriter(folder)
-    writer.place([Place(0, 0, 0, Similarity(1.0, np.eye(3), np.zeros(3)))])
-    writer.set_map(MapState(T_map_world=np.eye(4)))
+    writer.place([StoredSubmap(0, 0, 0, Similarity(1.0, np.eye(3), np.zeros(3)))])
+    writer.set_map(MapState(T_ros_map=np.eye(4)))
     rng = np.random.default_rng(0)
     for stamp in range(stood + left):
         depth = np.full((60, 80), 4.0, np.float32)

@@ -200,7 +200,7 @@ def test_colmap_cameras_face_the_points_that_they_saw(tmp_path):
     for (_, T, camera, name), pose in zip(shots, make_poses()[::2], strict=True):
         fx, fy, cx, cy = cameras[camera][3]
         seen = points[:, 1:4] @ T[:3, :3].T + T[:3, 3]
-        expected = scene.clouds[0].cloud.xyz - pose.T_world_camera[:3, 3]
+        expected = scene.clouds[0].cloud.xyz - pose.T_map_camera[:3, 3]
         np.testing.assert_allclose(seen, expected, atol=1e-5)
         assert abs(fx * seen[0, 0] / seen[0, 2] + cx - 160) < 1e-3  # the marked point: above
         assert fy * seen[0, 1] / seen[0, 2] + cy < 0
@@ -228,7 +228,7 @@ def test_colmap_needs_a_camera(tmp_path):
 def test_selection_by_confidence_observations_box_and_number(tmp_path):
     scene = make_scene()
     cloud = scene.clouds[0].cloud
-    map_xyz = cloud.xyz @ scene.T_map_world[:3, :3].T.astype(np.float32)
+    map_xyz = cloud.xyz @ scene.T_ros_map[:3, :3].T.astype(np.float32)
     box = (2.5, -0.5, -0.5, 3.5, 0.5, 0.5)
     inside = ((map_xyz >= box[:3]) & (map_xyz <= box[3:])).all(axis=1)
     for selection, keep in (

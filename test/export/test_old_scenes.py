@@ -21,7 +21,7 @@ from da3_ros.keyframe_store.store import JOURNAL
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 EXPECTED = sorted(FIXTURES.rglob("*.expected.json"))
-# Of the last version with folders: two cameras and segments, a graph; a replay with keyframes.
+# Of the last version with folders: two cameras and chains, a graph; a replay with keyframes.
 TWO, REPLAYED = FIXTURES / "e1a73d5" / "two_cameras", FIXTURES / "e1a73d5" / "scene"
 
 
@@ -56,9 +56,9 @@ def test_what_is_loaded_is_what_the_version_itself_loaded(expected, tmp_path):
     assert [p.name for p in (tmp_path / "new").iterdir()] == [JOURNAL]
 
 
-def test_segments_of_scenes_without_parts_have_guessed_places():
+def test_segments_of_scenes_without_parts_are_unconnected():
     loaded = load_scene(FIXTURES / "0c48921" / "scene_two_segments")
-    assert [s.part for s in loaded.submaps] == [s.segment for s in loaded.submaps] == [0, 1]
+    assert [s.component for s in loaded.submaps] == [s.chain for s in loaded.submaps] == [0, 1]
     assert loaded.poses.leaders == (0,)
     assert {s.origin for s in loaded.submaps} == {"scene_two_segments"}
 
@@ -158,8 +158,8 @@ DAMAGE = {
     "half of the poses": (lambda p: cut(p / "poses.npz"), "damaged"),
     "half an image": (lambda p: cut(p / "images" / "1000.jpg"), "size of images/1000.jpg"),
     "an image is gone": (lambda p: (p / "images" / "1000.jpg").unlink(), "1000.jpg"),
-    "a mirrored submap": (submap(R=np.zeros((3, 3)).tolist()), "submap's place"),
-    "a submap of no size": (submap(scale=0.0), "submap's place"),
+    "a mirrored submap": (submap(R=np.zeros((3, 3)).tolist()), "submap's pose"),
+    "a submap of no size": (submap(scale=0.0), "submap's pose"),
     "too many points": (submap(points=10**7), "size of submaps/000000.npz"),
     "too many poses": (whole(poses=10**8), "size of poses.npz"),
     "poses without end": (whole(poses=10**30), "poses is invalid"),
@@ -185,14 +185,14 @@ DAMAGE = {
         lambda p: swap(p / "submaps" / "000001.npz", rgb=np.zeros((CLOUD - 1, 3), "u1")),
         "rgb is invalid",
     ),
-    "a reflected submap": (submap(R=np.diag([1.0, 1, -1]).tolist()), "submap's place"),
+    "a reflected submap": (submap(R=np.diag([1.0, 1, -1]).tolist()), "submap's pose"),
     "a submap of a number too large": (submap(id=2**40), "id is invalid"),
-    "a part of a number too large": (submap(part=2**70), "part is invalid"),
+    "a component of a number too large": (submap(part=2**70), "component is invalid"),
     "points that are no number": (submap(points=True), "points is invalid"),
     "a huge unit": (whole(unit=1e7), "unit is invalid"),
-    "a segment without end": (whole(segment=float("inf")), "segment is invalid"),
+    "a chain without end": (whole(segment=float("inf")), "chain is invalid"),
     "a map in perspective": (
-        whole(T_map_world=(np.eye(4) + np.eye(4)[3]).tolist()), "the last row of T_map_world"
+        whole(T_map_world=(np.eye(4) + np.eye(4)[3]).tolist()), "the last row of T_ros_map"
     ),
     "brackets without end": (
         lambda p: (p / "scene.json").write_text("[" * 200_000), "RecursionError"

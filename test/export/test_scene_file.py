@@ -47,7 +47,7 @@ def same_scene(a, b):
     np.testing.assert_array_equal(a.cloud().count, b.cloud().count)
     assert a.images == b.images
     for p, q in zip(a.poses, b.poses, strict=True):
-        np.testing.assert_array_equal(p.T_world_camera, q.T_world_camera)
+        np.testing.assert_array_equal(p.T_map_camera, q.T_map_camera)
         np.testing.assert_array_equal(p.K, q.K)
         rest = [(x.stamp_ns, x.size, x.keyframe, x.camera) for x in (p, q)]
         assert rest[0] == rest[1]
@@ -57,9 +57,9 @@ def test_what_is_loaded_is_what_was_saved_in_metres(saved):
     snapshot, path = saved
     loaded = load_scene(path)
     same_scene(loaded.scene(), snapshot.scene())
-    assert [s.segment for s in loaded.submaps] == [0, 0, 1]
+    assert [s.chain for s in loaded.submaps] == [0, 0, 1]
     assert [s.keyframes for s in loaded.submaps] == [KEYFRAMES, 3, 1]
-    assert (loaded.metric, loaded.unit, loaded.segment) == (True, 1.5, 1)
+    assert (loaded.metric, loaded.unit, loaded.chain) == (True, 1.5, 1)
     assert loaded.submaps[0].T_map_submap.scale == 0.5
     assert len(loaded.scene().images) == KEYFRAMES + 4
 
@@ -80,7 +80,7 @@ def test_a_store_goes_on_with_a_loaded_scene(saved):
     same_scene(held.scene(), snapshot.scene())
     before = len(held)
     assert held.add(frame(99, pose(9.0), seed=9))[0].id == 3
-    assert held.newest.segment == 2
+    assert held.newest.chain == 2
     assert len(held) == before + 190
     assert len(held.poses()) == KEYFRAMES + 6
     assert len(held.scene().images) == KEYFRAMES + 5
@@ -245,8 +245,8 @@ DAMAGE = {
     "too many points": (
         lambda p: rewritten(p, changed_in("points", count=10**9)), "number of points"
     ),
-    "a mirrored submap": (submap(R=np.zeros((3, 3))), "submap's place"),
-    "a submap of no size": (submap(scale=0.0), "submap's place"),
+    "a mirrored submap": (submap(R=np.zeros((3, 3))), "submap's pose"),
+    "a submap of no size": (submap(scale=0.0), "submap's pose"),
     "a path as a camera": (
         with_images(lambda c, t, size: ["../../etc/passwd", t, size]), "camera's name"
     ),
@@ -261,27 +261,27 @@ DAMAGE = {
     "a pose of no camera": (poses(camera=7), "poses: numbers"),
     "points that are no numbers": (points(np.nan), "points of submap 0"),
     "points out of reach": (points(1e30), "points of submap 0"),
-    "a reflected submap": (submap(R=np.diag([1.0, 1, -1])), "submap's place"),
-    "a submap of next to no size": (submap(scale=1e-300), "submap's place"),
-    "a huge submap": (submap(scale=1e7), "submap's place"),
-    "a submap far away": (submap(t=[1e300, 0, 0]), "submap's place"),
+    "a reflected submap": (submap(R=np.diag([1.0, 1, -1])), "submap's pose"),
+    "a submap of next to no size": (submap(scale=1e-300), "submap's pose"),
+    "a huge submap": (submap(scale=1e7), "submap's pose"),
+    "a submap far away": (submap(t=[1e300, 0, 0]), "submap's pose"),
     "two submaps of one number": (submap(id=0), "submap ids"),
     "a submap of a number too large": (submap(id=2**30 + 1), "id is invalid"),
-    "a part of a number too large": (submap(part=2**30 + 1), "part is invalid"),
-    "a part below none": (submap(part=-1), "part is invalid"),
+    "a component of a number too large": (submap(component=2**30 + 1), "component is invalid"),
+    "a component below none": (submap(component=-1), "component is invalid"),
     "keyframes below none": (submap(keyframes=-1), "keyframes is invalid"),
     "a unit of next to nothing": (contents(unit=1e-300), "unit is invalid"),
     "a huge unit": (contents(unit=1e7), "unit is invalid"),
     "metres that are no truth": (contents(metric=1), "unit is invalid"),
-    "a segment of a number too large": (contents(segment=10**30), "segment is invalid"),
-    "a segment without end": (contents(segment=float("inf")), "segment is invalid"),
+    "a chain of a number too large": (contents(chain=10**30), "chain is invalid"),
+    "a chain without end": (contents(chain=float("inf")), "chain is invalid"),
     "a reflected map": (
-        contents(T_map_world=np.diag([1.0, 1, -1, 1]).ravel().tolist()), "T_map_world"
+        contents(T_ros_map=np.diag([1.0, 1, -1, 1]).ravel().tolist()), "T_ros_map"
     ),
-    "a map of few numbers": (contents(T_map_world=[1.0]), "damaged"),
+    "a map of few numbers": (contents(T_ros_map=[1.0]), "damaged"),
     "a map in perspective": (
-        contents(T_map_world=(np.eye(4) + np.eye(4)[3]).ravel().tolist()),
-        "the last row of T_map_world",
+        contents(T_ros_map=(np.eye(4) + np.eye(4)[3]).ravel().tolist()),
+        "the last row of T_ros_map",
     ),
     "poses that turn nothing": (poses(T=0.0), "poses: T"),
     "reflected poses": (poses(T=np.diag([1.0, 1, -1, 0])[:3]), "poses: T"),

@@ -23,7 +23,7 @@ NO_SURFACE = types.SimpleNamespace(faces=())
 @pytest.mark.parametrize(
     ("count", "options", "words"),
     [
-        (1, [], "it needs 2 keyframes that see the same place, and the scene has 1"),
+        (1, [], "it needs 2 keyframes that see the same location, and the scene has 1"),
         (4, ["--crop", "50", "50", "50", "51", "51", "51"], "none is inside crop [50.0"),
         (4, ["--voxel", "100"], "voxel is 100, and typical depth is 4: choose a smaller one"),
         (4, ["--max-depth", "1"], "no depth passes the filters: choose a larger max_depth"),
@@ -66,7 +66,10 @@ def test_looking_for_the_cause_ends_when_it_is_cancelled(tmp_path, monkeypatch):
 
 def test_keyframes_that_see_different_places_make_no_surface(tmp_path):
     scene = write_walls(tmp_path / "scene", 3, step=50)
-    with StoredScene.open(scene) as stored, pytest.raises(ExportError, match="no place was seen"):
+    with (
+        StoredScene.open(scene) as stored,
+        pytest.raises(ExportError, match="no location was seen"),
+    ):
         export_mesh(stored, tmp_path / "x.mesh.ply", Selection(), DepthFilters(voxel=0.1))
 
 

@@ -20,12 +20,12 @@ from da3_ros.geometry.poses import invert_pose
 from da3_ros.geometry.projection import backproject
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.keyframe import FramePose, Keyframe
-from da3_ros.keyframe_store.store import MapState, Place, StoredScene, StoreWriter
+from da3_ros.keyframe_store.store import MapState, StoredScene, StoredSubmap, StoreWriter
 from da3_ros.synthetic import SyntheticCamera
 
 SIZE, VOXEL = (168, 126), 0.05
 UNIT = 1.6  # units of the submap per metre
-T_MAP_WORLD = np.array([[0.0, 0, 1, 0.3], [-1, 0, 0, 0], [0, -1, 0, 0.2], [0, 0, 0, 1]])
+T_ROS_MAP = np.array([[0.0, 0, 1, 0.3], [-1, 0, 0, 0], [0, -1, 0, 0.2], [0, 0, 0, 1]])
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def frames():
 
 @pytest.fixture(scope="module")
 def scene(frames, tmp_path_factory):
-    """A metric scene whose submap has another unit, turned and moved in the world."""
+    """A metric scene whose submap has another unit, turned and moved in the map."""
     folder = tmp_path_factory.mktemp("scene")
     write(folder, frames)
     with StoredScene.open(folder) as stored:
@@ -47,10 +47,10 @@ def write(folder, frames, noise=0.0, end=True):
     writer = StoreWriter(folder)
     R = np.array([[0.0, -1, 0], [1, 0, 0], [0, 0, 1]])
     S = Similarity(2.0 / UNIT, R, np.array([1.0, 2, 3]))
-    writer.place([Place(0, 0, 0, S)])
-    writer.set_map(MapState(True, 0.5, 1.0, T_MAP_WORLD @ invert_pose(half(S))))
+    writer.place([StoredSubmap(0, 0, 0, S)])
+    writer.set_map(MapState(True, 0.5, 1.0, T_ROS_MAP @ invert_pose(half(S))))
     for f in frames:
-        T = invert_pose(frames[0].T_world_camera) @ f.T_world_camera
+        T = invert_pose(frames[0].T_room_camera) @ f.T_room_camera
         T[:3, 3] *= UNIT
         pose = FramePose(f.stamp_ns, "", 0, T, f.K, SIZE, True)
         wrong = np.exp(noise * rng.standard_normal(f.depth.shape)).astype(np.float32)
@@ -61,7 +61,7 @@ def write(folder, frames, noise=0.0, end=True):
 
 
 def half(S):
-    """The submap's place in the world, metres."""
+    """The submap's pose in the map, metres."""
     T = np.eye(4)
     T[:3, :3], T[:3, 3] = S.R, 0.5 * S.t
     return T
@@ -71,7 +71,7 @@ def truth(frames):
     """Points [N, 3] of the room that the camera saw, in the map."""
     out = []
     for f in frames:
-        T = T_MAP_WORLD @ invert_pose(frames[0].T_world_camera) @ f.T_world_camera
+        T = T_ROS_MAP @ invert_pose(frames[0].T_room_camera) @ f.T_room_camera
         points = backproject(f.depth, f.K)[::2, ::2].reshape(-1, 3)
         out.append(points[np.isfinite(points[:, 2])] @ T[:3, :3].T + T[:3, 3])
     return np.concatenate(out)
@@ -106,8 +106,8 @@ def test_a_near_look_counts_more_than_far_ones(tmp_path):
     """Exact from 1 m, 1 % off from 8 m: the wall moves by millimetres, not by 4 cm."""
     K = np.array([[100.0, 0, 40], [0, 100, 30], [0, 0, 1]])
     writer = StoreWriter(tmp_path)
-    writer.place([Place(0, 0, 0, Similarity(1.0, np.eye(3), np.zeros(3)))])
-    writer.set_map(MapState(T_map_world=np.eye(4)))
+    writer.place([StoredSubmap(0, 0, 0, Similarity(1.0, np.eye(3), np.zeros(3)))])
+    writer.set_map(MapState(T_ros_map=np.eye(4)))
     image = np.zeros((60, 80, 3), np.uint8)
     for stamp, (z, depth) in enumerate([(9.0, 1.0)] * 3 + [(2.0, 8.08)] * 3):
         T = np.eye(4)
@@ -129,8 +129,8 @@ def test_triangles_face_the_camera_and_have_the_rooms_colours(scene, frames):
     normal = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
     room, colours, centres = truth(frames), [], []
     for f in frames:
-        centres.append((T_MAP_WORLD @ invert_pose(frames[0].T_world_camera)
-                        @ f.T_world_camera)[:3, 3])  # fmt: skip
+        centres.append((T_ROS_MAP @ invert_pose(frames[0].T_room_camera)
+                        @ f.T_room_camera)[:3, 3])  # fmt: skip
         known = np.isfinite(f.depth[::2, ::2])
         colours.append(f.image[::2, ::2][known])
     towards = np.mean(centres, axis=0) - corners.mean(axis=1)
@@ -167,10 +167,10 @@ def test_a_crop_is_a_box_in_the_map(scene):
     assert cut.faces.max() == len(cut.vertices) - 1
 
 
-def test_parts_are_not_fused_and_guessed_ones_can_be_left_out(frames, tmp_path):
-    """The second part lies 10 cm off: fused, its walls would move the first one's."""
+def test_components_are_not_fused_and_unconnected_ones_can_be_left_out(frames, tmp_path):
+    """The second component lies 10 cm off: fused, its walls would move the first one's."""
     writer = write(tmp_path, frames, end=False)
-    writer.place([Place(1, 1, 1, Similarity(1.0, np.eye(3), np.array([9.0, 0, 0])))])
+    writer.place([StoredSubmap(1, 1, 1, Similarity(1.0, np.eye(3), np.array([9.0, 0, 0])))])
     f = frames[0]
     T = np.eye(4)
     pose = FramePose(f.stamp_ns + 1, "", 1, T, f.K, SIZE, True)
@@ -179,7 +179,7 @@ def test_parts_are_not_fused_and_guessed_ones_can_be_left_out(frames, tmp_path):
     writer.add(Keyframe(pose, 2 * f.depth, np.full_like(f.depth, 100.0), f.image))
     writer.journal.close()
     with StoredScene.open(tmp_path) as stored:
-        known = fused_surface(stored, DepthFilters(voxel=VOXEL), guessed=False)
+        known = fused_surface(stored, DepthFilters(voxel=VOXEL), unconnected=False)
         both = fused_surface(stored, DepthFilters(voxel=VOXEL))
     off, _ = errors(known, frames)
     assert np.quantile(off, 0.99) < 2 * VOXEL
@@ -203,8 +203,8 @@ def test_a_wall_between_two_blocks_is_there(tmp_path):
     """Its voxels are exactly on the surface: the edge of a block is 80 cm."""
     K = np.array([[100.0, 0, 40], [0, 100, 30], [0, 0, 1]])
     writer = StoreWriter(tmp_path)
-    writer.place([Place(0, 0, 0, Similarity(1.0, np.eye(3), np.zeros(3)))])
-    writer.set_map(MapState(T_map_world=np.eye(4)))
+    writer.place([StoredSubmap(0, 0, 0, Similarity(1.0, np.eye(3), np.zeros(3)))])
+    writer.set_map(MapState(T_ros_map=np.eye(4)))
     depth = np.full((60, 80), 4.0, np.float32)
     for stamp in range(3):
         pose = FramePose(stamp, "", 0, np.eye(4), K, (80, 60), True)
@@ -240,8 +240,8 @@ def test_a_wall_that_is_seen_from_both_sides_keeps_its_thickness(tmp_path):
     """12 cm, from 4 m: exact depth is not cut off by a worse one's uncertainty."""
     K = np.array([[100.0, 0, 40], [0, 100, 30], [0, 0, 1]])
     writer = StoreWriter(tmp_path)
-    writer.place([Place(0, 0, 0, Similarity(1.0, np.eye(3), np.zeros(3)))])
-    writer.set_map(MapState(T_map_world=np.eye(4)))
+    writer.place([StoredSubmap(0, 0, 0, Similarity(1.0, np.eye(3), np.zeros(3)))])
+    writer.set_map(MapState(T_ros_map=np.eye(4)))
     image, depth = np.zeros((60, 80, 3), np.uint8), np.full((60, 80), 4.0, np.float32)
     for stamp in range(12):
         T = np.eye(4)
@@ -264,8 +264,8 @@ def two_sheets(folder, confidences, distances, colours=(50, 150)):
     """Looks of one camera at walls at some distances; returns the middle of the surface."""
     K = np.array([[100.0, 0, 40], [0, 100, 30], [0, 0, 1]])
     writer = StoreWriter(folder)
-    writer.place([Place(0, 0, 0, Similarity(1.0, np.eye(3), np.zeros(3)))])
-    writer.set_map(MapState(T_map_world=np.eye(4)))
+    writer.place([StoredSubmap(0, 0, 0, Similarity(1.0, np.eye(3), np.zeros(3)))])
+    writer.set_map(MapState(T_ros_map=np.eye(4)))
     for stamp, z in enumerate(distances):
         pose = FramePose(stamp, "", 0, np.eye(4), K, (80, 60), True)
         depth = np.full((60, 80), z, np.float32)
@@ -355,8 +355,8 @@ def walls(folder, errors):
     """A wall at 4 m, seen by cameras beside each other with these relative errors of depth."""
     K = np.array([[100.0, 0, 40], [0, 100, 30], [0, 0, 1]])
     writer = StoreWriter(folder)
-    writer.place([Place(0, 0, 0, Similarity(1.0, np.eye(3), np.zeros(3)))])
-    writer.set_map(MapState(T_map_world=np.eye(4)))
+    writer.place([StoredSubmap(0, 0, 0, Similarity(1.0, np.eye(3), np.zeros(3)))])
+    writer.set_map(MapState(T_ros_map=np.eye(4)))
     image = np.zeros((60, 80, 3), np.uint8)
     for stamp, error in enumerate(errors):
         T = np.eye(4)

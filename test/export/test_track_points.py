@@ -26,7 +26,7 @@ def observed(pixel_sigma=0.0, depth_error=1.0):
     xyz = rng.uniform([-1, -1, 2], [1, 1, 5], (POINTS, 3))
     rgb, ids = rng.integers(0, 256, (POINTS, 3)), 7 * rng.permutation(POINTS)
     rows = np.zeros((IMAGES, POINTS), OBSERVATION)
-    for image, T in enumerate(cameras().T_camera_map):
+    for image, T in enumerate(cameras().T_camera_ros):
         seen = xyz @ T[:3, :3].T + T[:3, 3]
         pixel = (seen / seen[:, 2:] @ K.T)[:, :2] + pixel_sigma * rng.standard_normal((POINTS, 2))
         rows[image]["pixel"], rows[image]["depth"] = pixel, depth_error * seen[:, 2]
@@ -56,7 +56,7 @@ def test_parallax_outweighs_wrong_depth():
 def test_without_parallax_depth_decides():
     xyz, _, rows = observed(pixel_sigma=0.2)
     fixed = cameras()
-    fixed.T_camera_map[:] = fixed.T_camera_map[0]
+    fixed.T_camera_ros[:] = fixed.T_camera_ros[0]
     rows["pixel"] = np.tile(rows["pixel"][:POINTS], (IMAGES, 1))
     rows["depth"] = np.tile(rows["depth"][:POINTS], IMAGES)
     found, _ = triangulated(rows, fixed)
@@ -113,8 +113,8 @@ def test_depth_holds_a_point_that_images_of_one_place_leave_open():
     """Features of a camera that turns on the spot, off by half a pixel each: depth decides."""
     xyz, _, rows = observed(pixel_sigma=0.5)
     near = cameras()
-    near.T_camera_map[:, :3, 3] = near.T_camera_map[0, :3, 3] + 0.001 * np.arange(IMAGES)[:, None]
-    for image, T in enumerate(near.T_camera_map):
+    near.T_camera_ros[:, :3, 3] = near.T_camera_ros[0, :3, 3] + 0.001 * np.arange(IMAGES)[:, None]
+    for image, T in enumerate(near.T_camera_ros):
         seen = xyz @ T[:3, :3].T + T[:3, 3]
         of = rows[image * POINTS : (image + 1) * POINTS]
         order = of["track"] // 7

@@ -222,8 +222,8 @@ def walks(tmp_path):
             start_ns=(number + 1) * 10**13,
         )  # fmt: skip
         if number:
-            camera.T_world_camera = camera.T_world_camera[20:3:-1].copy()
-            camera.T_world_camera[:, :3, 3] += (0.1, -0.05, 0.05)
+            camera.T_room_camera = camera.T_room_camera[20:3:-1].copy()
+            camera.T_room_camera[:, :3, 3] += (0.1, -0.05, 0.05)
         write_synthetic_bag(tmp_path / "walks" / name, camera)
     return tmp_path / "walks"
 

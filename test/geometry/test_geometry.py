@@ -5,7 +5,7 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from da3_ros.geometry.poses import (
-    T_MAP_WORLD,
+    T_ROS_MAP,
     invert_pose,
     matrix_from_quaternion,
     quaternion_from_matrix,
@@ -29,10 +29,10 @@ def test_inverse_of_a_pose_is_the_inverse_matrix():
 
 def test_map_axes_follow_rep_103():
     forward, right, down = np.array([0, 0, 1, 0]), np.array([1, 0, 0, 0]), np.array([0, 1, 0, 0])
-    np.testing.assert_array_equal(T_MAP_WORLD @ forward, [1, 0, 0, 0])
-    np.testing.assert_array_equal(T_MAP_WORLD @ right, [0, -1, 0, 0])
-    np.testing.assert_array_equal(T_MAP_WORLD @ down, [0, 0, -1, 0])
-    assert np.linalg.det(T_MAP_WORLD) == pytest.approx(1)
+    np.testing.assert_array_equal(T_ROS_MAP @ forward, [1, 0, 0, 0])
+    np.testing.assert_array_equal(T_ROS_MAP @ right, [0, -1, 0, 0])
+    np.testing.assert_array_equal(T_ROS_MAP @ down, [0, 0, -1, 0])
+    assert np.linalg.det(T_ROS_MAP) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from da3_ros.inference import DeviceError, InferenceConfig, InferenceSession, open_device
-from da3_ros.inference.session import camera_to_world
+from da3_ros.inference.session import camera_to_window
 from da3_ros.network import CheckpointError, build_network, initialize_randomly, save_checkpoint
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.types import View, Window
@@ -40,17 +40,17 @@ def test_same_window_gives_the_same_bits(session):
     assert a.T_window_camera.tobytes() == b.T_window_camera.tobytes()
 
 
-def test_camera_to_world_inverts_the_networks_convention():
+def test_extrinsics_are_inverted_by_the_networks_convention():
     rng = np.random.default_rng(0)
     from scipy.spatial.transform import Rotation
 
     R = Rotation.random(5, random_state=0).as_matrix()
     t = rng.normal(size=(5, 3))
-    T = camera_to_world(np.concatenate((R, t[..., None]), axis=2))
+    T = camera_to_window(np.concatenate((R, t[..., None]), axis=2))
     for i in range(5):
-        point_world = rng.normal(size=3)
-        point_camera = R[i] @ point_world + t[i]
-        np.testing.assert_allclose(T[i, :3, :3] @ point_camera + T[i, :3, 3], point_world)
+        point_window = rng.normal(size=3)
+        point_camera = R[i] @ point_window + t[i]
+        np.testing.assert_allclose(T[i, :3, :3] @ point_camera + T[i, :3, 3], point_window)
 
 
 def test_a_checkpoint_folder_gives_the_saved_networks_numbers(tmp_path):

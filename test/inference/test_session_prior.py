@@ -9,7 +9,7 @@ import torch
 from da3_ros.config import InferenceConfig
 from da3_ros.inference import InferenceSession
 from da3_ros.inference.preprocess import normalize
-from da3_ros.inference.session import camera_to_world
+from da3_ros.inference.session import camera_to_window
 from da3_ros.network.conditioning import normalize_poses
 from da3_ros.types import View, Window
 
@@ -40,7 +40,7 @@ def case():
 def test_given_poses_pass_the_encoder_as_in_the_reference(case):
     session, images, views = case
     w2c = poses(4)
-    prior = camera_to_world(w2c)
+    prior = camera_to_window(w2c)
     plain = session.infer(Window(0, views, 1))
     given = session.infer(Window(1, views, 1, T_prior_camera=prior))
     assert np.abs(given.depth / plain.depth - 1).max() > 1e-3
@@ -52,7 +52,7 @@ def test_given_poses_pass_the_encoder_as_in_the_reference(case):
             ref_view="first",
         )
     np.testing.assert_allclose(given.depth, out.depth[0].numpy(), rtol=1e-4)
-    expected = camera_to_world(out.extrinsics[0].double().numpy())
+    expected = camera_to_window(out.extrinsics[0].double().numpy())
     np.testing.assert_allclose(given.T_window_camera, expected, atol=1e-4)
 
 
@@ -70,7 +70,7 @@ def test_without_poses_only_their_encoder_is_dropped(case):
     window = Window(0, views, 1)
     np.testing.assert_allclose(bare.infer(window).depth, session.infer(window).depth, rtol=1e-6)
     with pytest.raises(ValueError, match="windows cannot have poses"):
-        bare.infer(dataclasses.replace(window, T_prior_camera=camera_to_world(poses(4))))
+        bare.infer(dataclasses.replace(window, T_prior_camera=camera_to_window(poses(4))))
 
 
 def test_cameras_in_turns_keep_each_others_prefixes(case):

@@ -40,10 +40,10 @@ def test_arrays_come_back(tmp_path, name):
 def test_a_file_with_a_name_goes_on_where_it_was(tmp_path):
     spill = ArraySpill(tmp_path, "spill")
     one = spill.put(arrays())[0]
-    place, size, crc = spill.place_of(one), spill.size, spill.crc
+    offset, size, crc = spill.offset_of(one), spill.size, spill.crc
     spill.put(arrays())
     again = ArraySpill(tmp_path, "spill", size=size, crc=crc)
-    assert_equal([again.at(place, one.dtype, one.shape)], arrays()[:1])
+    assert_equal([again.at(offset, one.dtype, one.shape)], arrays()[:1])
     assert_equal(again.put(arrays()), arrays())
     assert (again.size, again.crc) == (spill.size, spill.crc)
     (tmp_path / "short").write_bytes(b"123")
@@ -221,17 +221,17 @@ def test_what_follows_a_checkpoint_is_no_part_of_later_holes(tmp_path):
 def test_places_outside_the_file_are_refused(tmp_path):
     spill = ArraySpill(tmp_path)
     spill.put(arrays())
-    for place in (-8, spill.size):
+    for offset in (-8, spill.size):
         with pytest.raises(ValueError, match="outside"):
-            spill.at(place, np.dtype("f8"), (2,))
+            spill.at(offset, np.dtype("f8"), (2,))
 
 
 def test_only_whole_arrays_of_the_file_have_a_place(tmp_path):
     spill, other = ArraySpill(tmp_path), ArraySpill(tmp_path)
     one, image, *_ = spill.put(arrays())
-    assert spill.place_of(one[2:]) == spill.place_of(one) + 24
+    assert spill.offset_of(one[2:]) == spill.offset_of(one) + 24
     for array in (one[:, 0], image.copy(), other.put(arrays())[0], arrays()[0]):
-        assert spill.place_of(array) is None
+        assert spill.offset_of(array) is None
 
 
 def test_arrays_over_several_segments(tmp_path, monkeypatch):
@@ -240,7 +240,7 @@ def test_arrays_over_several_segments(tmp_path, monkeypatch):
     wanted = [np.full(40_000, i, np.uint8) for i in range(5)]
     found = [spill.put([one])[0] for one in wanted]
     assert_equal(found, wanted)
-    assert [spill.place_of(one) for one in found] == [i << 16 for i in range(5)]
+    assert [spill.offset_of(one) for one in found] == [i << 16 for i in range(5)]
     with pytest.raises(OSError, match="an array has"):
         spill.put([np.zeros(1 << 17, np.uint8)])
     assert_equal(found, wanted)
@@ -283,6 +283,6 @@ def test_beginning_anew_frees_the_file_and_keeps_what_is_held(tmp_path):
     named = ArraySpill(tmp_path, "spill", limit=DiskLimit(1500))
     one = named.put(arrays())[0]
     named.begin()
-    assert_equal([named.at(named.place_of(one), one.dtype, one.shape)], arrays()[:1])
+    assert_equal([named.at(named.offset_of(one), one.dtype, one.shape)], arrays()[:1])
     with pytest.raises(OSError, match=r"map\.disk_gb"):  # a crash may need the older arrays
         named.put(arrays())

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_store import keyframe, moved, place, same
+from test_store import keyframe, moved, same, stored_submap
 
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store import recorder as module
 from da3_ros.keyframe_store.disk_limit import DiskLimit
 from da3_ros.keyframe_store.recorder import KeyframeRecorder
-from da3_ros.keyframe_store.store import MapState, Place, StoredScene, StoreWriter
+from da3_ros.keyframe_store.store import MapState, StoredScene, StoredSubmap, StoreWriter
 
 
 def recorder_in(folder, wait=True, **options):
     counters = Counter()
     recorder = KeyframeRecorder(folder, counters=counters, wait=wait, **options)
-    recorder.place([place(id) for id in range(10)])
+    recorder.place([stored_submap(id) for id in range(10)])
     return recorder, counters
 
 
@@ -61,15 +61,15 @@ def test_frames_of_a_standing_camera_are_stored_too(tmp_path, monkeypatch):
 
 def test_a_scene_that_begins_anew_forgets_what_was_stored(tmp_path):
     recorder, _ = recorder_in(tmp_path)
-    recorder.place([place(0), place(7)])
+    recorder.place([stored_submap(0), stored_submap(7)])
     recorder.add(keyframe(1))
     recorder.begin()
-    recorder.place([place(0, 2.0)])
+    recorder.place([stored_submap(0, 2.0)])
     recorder.add(keyframe(2))
     assert recorder.close(30)
     assert stamps(tmp_path) == [2]
     with StoredScene.open(tmp_path) as scene:
-        assert list(scene.places) == [0]
+        assert list(scene.submaps) == [0]
         assert [f.stamp_ns for f in scene.frames] == [1002]
 
 
@@ -115,7 +115,7 @@ def test_a_full_disk_pauses_storing_with_one_warning(tmp_path, monkeypatch, capl
     FullDisk.full = True
     for k in range(1, 5):
         recorder.add(keyframe(k))
-    recorder.place([Place(0, 0, 0, Similarity(1.0, np.eye(3), np.full(3, 9.0)))])
+    recorder.place([StoredSubmap(0, 0, 0, Similarity(1.0, np.eye(3), np.full(3, 9.0)))])
     settle(recorder)
     FullDisk.full = False
     recorder.add(keyframe(5))
@@ -125,7 +125,7 @@ def test_a_full_disk_pauses_storing_with_one_warning(tmp_path, monkeypatch, capl
     assert caplog.text.count("storing keyframes is paused: [Errno 28]") == 1
     assert caplog.text.count("storing keyframes goes on") == 1
     with StoredScene.open(tmp_path) as scene:  # what moved meanwhile is right
-        assert scene.places[0].T_map_submap.t[0] == 9.0
+        assert scene.submaps[0].T_map_submap.t[0] == 9.0
 
 
 def settle(recorder):
@@ -177,7 +177,7 @@ def test_what_waits_for_a_disk_that_hangs_is_bounded_and_the_newest_is_kept(tmp_
     for k in range(1, 500):
         recorder.add_frame(keyframe(k).pose)
         recorder.correct({("", 1000): moved(k)})
-        recorder.place([place(0, float(k))])
+        recorder.place([stored_submap(0, float(k))])
     recorder.set_map(MapState(metric=True))
     assert recorder._queue.qsize() <= 20
     assert len(recorder._late.frames) == 20
@@ -185,7 +185,7 @@ def test_what_waits_for_a_disk_that_hangs_is_bounded_and_the_newest_is_kept(tmp_
     assert recorder.close(30)
     with StoredScene.open(tmp_path) as scene:
         assert scene.frames[scene.newest["", 1000]].T_submap_camera[0, 3] == 499
-        assert scene.places[0].T_map_submap.t[0] == 499
+        assert scene.submaps[0].T_map_submap.t[0] == 499
         assert scene.map.metric
         assert scene.frames[-1].stamp_ns == 1499
 
@@ -236,12 +236,12 @@ import resource, sys
 from collections import Counter
 from pathlib import Path
 sys.path[:0] = [sys.argv[2], sys.argv[2] + "/.."]
-from test_store import keyframe, place
+from test_store import keyframe, stored_submap
 from da3_ros.keyframe_store.recorder import KeyframeRecorder
 resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
 counters = Counter()
 recorder = KeyframeRecorder(Path(sys.argv[1]), counters=counters, wait=True)
-recorder.place([place(id) for id in range(10)])
+recorder.place([stored_submap(id) for id in range(10)])
 for k in range(20):
     recorder.add(keyframe(k))
 assert recorder.close(30)

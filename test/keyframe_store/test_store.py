@@ -24,10 +24,10 @@ from da3_ros.keyframe_store.keyframe import FramePose, Keyframe, Tracks
 from da3_ros.keyframe_store.store import (
     FRAME,
     JOURNAL,
-    PLACE,
+    SUBMAP,
     MapState,
-    Place,
     StoredScene,
+    StoredSubmap,
     StoreWriter,
 )
 
@@ -50,24 +50,24 @@ def keyframe(k, camera=""):
 
 
 def moved(x):
-    """A pose at another place."""
+    """Another pose."""
     T = np.eye(4)
     T[0, 3] = x
     return T
 
 
-def place(id, x=0.0, part=0):
-    return Place(id, 0, part, Similarity(1.5, np.eye(3), np.array([x, 0, 0])))
+def stored_submap(id, x=0.0, component=0):
+    return StoredSubmap(id, 0, component, Similarity(1.5, np.eye(3), np.array([x, 0, 0])))
 
 
-PLACES = [place(id) for id in range(1000)]
+SUBMAPS = [stored_submap(id) for id in range(1000)]
 
 
 def written(folder, count=6):
     writer = StoreWriter(folder)
     for k in range(count):
         if k % 3 == 0:
-            writer.place([place(k // 3)])
+            writer.place([stored_submap(k // 3)])
         writer.add(keyframe(k))
     return writer
 
@@ -91,7 +91,7 @@ def same(scene, k):
 
 def test_what_was_stored_is_read_back(tmp_path):
     writer = written(tmp_path)
-    writer.place([place(1, 4.0, part=2)])
+    writer.place([stored_submap(1, 4.0, component=2)])
     writer.correct({("", 1002): moved(2)})
     T = np.diag([1.0, -1, -1, 1])
     writer.set_map(MapState(True, 0.5, 2.0, T))
@@ -102,16 +102,16 @@ def test_what_was_stored_is_read_back(tmp_path):
             same(scene, k)
         corrected = scene.frames[scene.newest["", 1002]].T_submap_camera
         np.testing.assert_array_equal(corrected, moved(2))
-        assert (scene.places[1].T_map_submap.t[0], scene.places[1].part) == (4.0, 2)
-        assert scene.places[0].T_map_submap.scale == 1.5
+        assert (scene.submaps[1].T_map_submap.t[0], scene.submaps[1].component) == (4.0, 2)
+        assert scene.submaps[0].T_map_submap.scale == 1.5
         assert (scene.map.metric, scene.map.scene_scale, scene.map.unit) == (True, 0.5, 2.0)
-        np.testing.assert_array_equal(scene.map.T_map_world, T)
+        np.testing.assert_array_equal(scene.map.T_ros_map, T)
 
 
 @pytest.mark.parametrize("count", [10, pytest.param(200, marks=pytest.mark.long)])
 def test_a_journal_cut_at_any_byte_costs_the_last_keyframe_at_most(tmp_path, count):
     writer = StoreWriter(tmp_path / "whole")
-    writer.place(PLACES)
+    writer.place(SUBMAPS)
     ends = []
     for k in range(6):
         writer.add(keyframe(k))
@@ -127,7 +127,7 @@ def test_a_journal_cut_at_any_byte_costs_the_last_keyframe_at_most(tmp_path, cou
         path.write_bytes(data[:cut])
         whole = sum(e <= cut for e in ends)
         again = StoreWriter(path.parent)  # goes on behind the last complete record
-        again.place(PLACES)
+        again.place(SUBMAPS)
         again.add(keyframe(7))
         again.journal.close()
         with StoredScene.open(path.parent) as scene:
@@ -147,7 +147,7 @@ def test_a_recording_that_is_played_again_repeats_stamps(tmp_path):
         assert [scene.frames[k].submap for k in scene.images] == [0, 0, 0, 1, 1, 1]
         assert len(scene.frames) == 7  # nobody knows where submap 7 is
         writer = StoreWriter(tmp_path)
-        writer.place([place(7)])
+        writer.place([stored_submap(7)])
         writer.journal.close()
     with StoredScene.open(tmp_path) as scene:
         stamps = [scene.frames[k].stamp_ns for k in scene.images]
@@ -349,10 +349,10 @@ CHILD = """
 import sys
 sys.path[:0] = [sys.argv[2], sys.argv[2] + "/.."]
 from pathlib import Path
-from test_store import PLACES, keyframe
+from test_store import SUBMAPS, keyframe
 from da3_ros.keyframe_store.store import StoreWriter
 writer = StoreWriter(Path(sys.argv[1]))
-writer.place(PLACES)
+writer.place(SUBMAPS)
 for k in range(int(sys.argv[3]), 10**6):
     writer.add(keyframe(k))
     print(k, flush=True)
@@ -393,7 +393,7 @@ def test_killed_writers_lose_nothing_that_was_stored(tmp_path):
         changed_in("frames", cameras=7),
         changed_in("keyframe", image_size=[10**6, 10**6]),
         changed_in("keyframe", image_size="ab"),
-        changed_in("map", T_map_world=[0] * 7),
+        changed_in("map", T_ros_map=[0] * 7),
         changed_in("map", scene_scale=0),
         changed_in("scene", version=9),
         changed_rows("frames", FRAME, camera=-1),
@@ -402,11 +402,11 @@ def test_killed_writers_lose_nothing_that_was_stored(tmp_path):
         changed_rows("frames", FRAME, T=np.nan),
         changed_rows("frames", FRAME, T=2.0),
         changed_rows("frames", FRAME, size=(1 << 14, 1 << 14)),
-        changed_rows("submaps", PLACE, R=-np.eye(3)),
+        changed_rows("submaps", SUBMAP, R=-np.eye(3)),
         changed_in("keyframe", image_size=[1 << 14, 1 << 14]),
-        changed_in("map", T_map_world=np.diag([2.0, 2, 2, 1]).tolist()),
-        changed_rows("submaps", PLACE, scale=0),
-        changed_rows("submaps", PLACE, t=1e300),
+        changed_in("map", T_ros_map=np.diag([2.0, 2, 2, 1]).tolist()),
+        changed_rows("submaps", SUBMAP, scale=0),
+        changed_rows("submaps", SUBMAP, t=1e300),
         lambda description, data: (description, data[:-1]),
         lambda description, data: (description | {"kind": ["x"]}, data),
     ],

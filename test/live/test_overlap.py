@@ -98,7 +98,7 @@ def test_live_frames_are_begun_with_while_a_window_runs(camera, beside_us, story
     stream.put(frames[0])
     assert stream.step()
     assert story == ["prefix 1", "prefix 1", "window"]
-    (chosen,) = stream._chooser.ahead.instants
+    (chosen,) = stream._chooser.ahead.framesets
     assert chosen[0].stamp_ns == frames[2].stamp_ns  # the newest, not the first that came
     stream.step()
     assert story[3:] == ["prefix 1", "window"]  # the next one's again; its own was there
@@ -160,7 +160,7 @@ def test_images_taken_while_a_window_runs_are_counted(
             stream.step()
         except RuntimeError:
             assert n in failing
-        assert sum(map(len, stream._chooser.ahead.instants)) == new  # taken, and in no count yet
+        assert sum(map(len, stream._chooser.ahead.framesets)) == new  # taken, and in no count yet
         failed = new * len([number for number in failing if number <= n])
         assert stream.accounts.drop_counts() == ({"failed": failed} if failed else {})
         assert stream.accounts.received == stream.accounts.processed + failed + new

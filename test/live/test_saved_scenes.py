@@ -61,14 +61,14 @@ def test_a_node_begins_in_a_saved_scene_and_finds_its_place(folder, ring, caplog
     caplog.set_level("INFO")
     again = later(ring[15:45])
     stream, host = opened(folder, [*ring, *again], **{"map.load": "monday"})
-    assert "the place of new windows is looked for among" in caplog.text
+    assert "the pose of new windows is looked for among" in caplog.text
     before = len(stream.pipeline.map)
     assert before > 1000
-    assert not stream.pipeline.map.place_known
-    assert np.isnan(stream.pipeline.place_search.seconds)
+    assert not stream.pipeline.map.pose_known
+    assert np.isnan(stream.pipeline.pose_search.seconds)
     loaded = {s.id for s in stream.pipeline.map.submaps.values()}
     show(stream, host, again[:2])
-    assert not stream.pipeline.map.place_known
+    assert not stream.pipeline.map.pose_known
     store = stream.pipeline.map
     assert set(store.submaps) > loaded
     # The map to point at, until the camera is found in it.
@@ -76,20 +76,20 @@ def test_a_node_begins_in_a_saved_scene_and_finds_its_place(folder, ring, caplog
     assert len(shown) == sum(len(store.submaps[id].cloud) for id in loaded)
     assert set(np.unique(store.view.path().rows["submap"])) <= loaded
     show(stream, host, again[2:])
-    assert stream.pipeline.map.place_known
-    assert 0 < stream.pipeline.place_search.seconds < 2.9  # stamps are 0.1 s apart
+    assert stream.pipeline.map.pose_known
+    assert 0 < stream.pipeline.pose_search.seconds < 2.9  # stamps are 0.1 s apart
     assert len(stream.pipeline.map) > before
 
 
 def test_a_reset_ends_the_loaded_scene_and_its_search(folder, ring):
     stream, host = opened(folder, ring, **{"map.load": "monday"})
     show(stream, host, ring[:6])
-    assert stream.pipeline.place_search.seconds >= 0
+    assert stream.pipeline.pose_search.seconds >= 0
     stream.reset()
     assert not len(stream.pipeline.map)
     assert stream.pipeline.loops.saved_keyframes is None
-    assert stream.pipeline.map.place_known
-    assert np.isnan(stream.pipeline.place_search.seconds)
+    assert stream.pipeline.map.pose_known
+    assert np.isnan(stream.pipeline.pose_search.seconds)
 
 
 @pytest.mark.parametrize("load", ["../outside", "/etc", "tuesday", "file"])
@@ -112,7 +112,7 @@ def test_a_hint_is_for_cameras_whose_place_is_unknown(folder, ring):
     assert "is known" in stream.look_near("map", 1.0, 2.0, 0.5)
     stream, host = opened(folder, ring, **{"map.load": "monday"})
     assert "give it in map" in stream.look_near("odom", 1.0, 2.0, 0.5)
-    assert stream.pipeline.place_search.hint is None
+    assert stream.pipeline.pose_search.hint is None
     assert "looked for near (1.00, 2.00)" in stream.look_near("map", 1.0, 2.0, 0.5)
-    hint = stream.pipeline.place_search.hint
+    hint = stream.pipeline.pose_search.hint
     np.testing.assert_array_equal(hint.position, [1.0, 2.0, 0.0])

@@ -90,7 +90,7 @@ def test_moved_places_and_poses_are_those_of_now(tmp_path, exports):
     recording.place([submap])
     made(exports, stream, tmp_path / "room.mesh.ply")
     with StoredScene.open(tmp_path / "night" / "000001") as stored:
-        assert stored.places[0].T_map_submap.t[0] == 100
+        assert stored.submaps[0].T_map_submap.t[0] == 100
     assert stream.finish_recording(10)
 
 

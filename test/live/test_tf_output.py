@@ -30,7 +30,7 @@ class Stage:
         )
         outputs = SimpleNamespace(
             map_frame="map", odom_frame="odom",
-            T_map_world=np.eye(4), T_map_odom=lambda frame: np.eye(4),
+            T_ros_map=np.eye(4), T_ros_odom=lambda frame: np.eye(4),
         )  # fmt: skip
         self.out = TfOutput(
             config, self.tree, outputs, lambda text, **options: self.warned.append(text),
@@ -42,7 +42,7 @@ class Stage:
         self.now_s = at_s
         frame = SimpleNamespace(
             stamp_ns=int(at_s * 1e9), frame_id=frame_id, camera=camera, is_reference=is_reference,
-            T_odom_world=np.eye(4), T_world_camera=np.eye(4), scale=SimpleNamespace(metric=True),
+            T_odom_map=np.eye(4), T_map_camera=np.eye(4), scale=SimpleNamespace(metric=True),
         )  # fmt: skip
         return {(parent, child) for parent, child, _ in self.out.edges(frame)}
 
@@ -120,7 +120,7 @@ def test_names_of_frames_that_change_for_ever_are_not_kept():
 
 
 def test_a_base_that_another_camera_moved_is_repeated():
-    """The first camera missed an instant, and the second one moved the base in its place."""
+    """The first camera missed a frameset, and the second one moved the base in its place."""
     stage = Stage(cameras=("front", "left"))
     stage.tree.add("base", "left_optical", np.eye(4), 0, static=True)
     stage.frame(1.0, camera="front")

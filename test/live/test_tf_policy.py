@@ -20,7 +20,7 @@ def pose(x=0.0, y=0.0, z=0.0, rpy=(0, 0, 0)):
 
 
 T_BASE_OPTICAL = pose(0.2, 0, 1.0, (-90, 0, -90))
-T_MAP_OPTICAL = pose(3, 1, 1.0, (-90, 0, -60))
+T_ROS_OPTICAL = pose(3, 1, 1.0, (-90, 0, -60))
 
 
 def tree(*transforms):
@@ -34,9 +34,9 @@ MOUNT = ("base_link", "camera_optical", T_BASE_OPTICAL, True)
 LOCALISER = ("odom", "base_link", pose(1, 2, 0, (0, 0, 30)), False)
 
 
-def published(mode, frames, others, T_map_odom=None):
-    T_map_odom = np.eye(4) if T_map_odom is None else T_map_odom
-    made = tf_edges(mode, frames, others, T_MAP_OPTICAL, STAMP, T_map_odom)
+def published(mode, frames, others, T_ros_odom=None):
+    T_ros_odom = np.eye(4) if T_ros_odom is None else T_ros_odom
+    made = tf_edges(mode, frames, others, T_ROS_OPTICAL, STAMP, T_ros_odom)
     return {(p, c): T for p, c, T in made}
 
 
@@ -45,7 +45,7 @@ def test_alone_the_camera_hangs_under_odom():
     assert tf_plan("auto", ALONE, others, metric=False).mode == "camera"
     out = published("camera", ALONE, others)
     np.testing.assert_array_equal(out["map", "odom"], np.eye(4))
-    np.testing.assert_array_equal(out["odom", "camera_optical"], T_MAP_OPTICAL)
+    np.testing.assert_array_equal(out["odom", "camera_optical"], T_ROS_OPTICAL)
 
 
 @pytest.mark.parametrize("frames", [ALONE, ROBOT])
@@ -61,12 +61,12 @@ def test_motion_from_a_pose_prior_is_its_owners_to_publish(frames):
 
 @pytest.mark.parametrize("mode", ["camera", "base"])
 def test_corrections_of_the_map_go_between_map_and_odom(mode):
-    others, T_map_odom = tree(MOUNT), pose(0.5, -0.2)
-    out = published(mode, ROBOT, others, T_map_odom)
-    np.testing.assert_array_equal(out["map", "odom"], T_map_odom)
-    end = T_MAP_OPTICAL if mode == "camera" else T_MAP_OPTICAL @ np.linalg.inv(T_BASE_OPTICAL)
+    others, T_ros_odom = tree(MOUNT), pose(0.5, -0.2)
+    out = published(mode, ROBOT, others, T_ros_odom)
+    np.testing.assert_array_equal(out["map", "odom"], T_ros_odom)
+    end = T_ROS_OPTICAL if mode == "camera" else T_ROS_OPTICAL @ np.linalg.inv(T_BASE_OPTICAL)
     child = "camera_optical" if mode == "camera" else "base_link"
-    np.testing.assert_allclose(T_map_odom @ out["odom", child], end, atol=1e-12)
+    np.testing.assert_allclose(T_ros_odom @ out["odom", child], end, atol=1e-12)
 
 
 def test_with_base_and_mount_base_moves_and_camera_follows():
@@ -74,7 +74,7 @@ def test_with_base_and_mount_base_moves_and_camera_follows():
     assert tf_plan("auto", ROBOT, others, metric=True).mode == "base"
     out = published("base", ROBOT, others)
     chain = out["odom", "base_link"] @ T_BASE_OPTICAL
-    np.testing.assert_allclose(chain, T_MAP_OPTICAL, atol=1e-12)
+    np.testing.assert_allclose(chain, T_ROS_OPTICAL, atol=1e-12)
     assert ("base_link", "camera_optical") not in out
 
 
@@ -84,7 +84,7 @@ def test_beside_a_localiser_only_the_map_is_placed():
     out = published("map_only", ROBOT, others)
     assert set(out) == {("map", "odom")}
     chain = out["map", "odom"] @ LOCALISER[2] @ T_BASE_OPTICAL
-    np.testing.assert_allclose(chain, T_MAP_OPTICAL, atol=1e-12)
+    np.testing.assert_allclose(chain, T_ROS_OPTICAL, atol=1e-12)
 
 
 def test_a_parented_camera_is_left_alone_with_one_warning():
@@ -147,7 +147,7 @@ def test_an_owner_of_odom_keeps_the_map_to_himself():
 def test_a_localiser_that_lags_is_an_error_and_no_guess():
     others = tree(MOUNT, LOCALISER)
     with pytest.raises(TransformError, match="after the known history"):
-        tf_edges("map_only", ROBOT, others, T_MAP_OPTICAL, STAMP + 10**9, np.eye(4))
+        tf_edges("map_only", ROBOT, others, T_ROS_OPTICAL, STAMP + 10**9, np.eye(4))
 
 
 def test_the_transform_of_a_followed_slam_is_never_published():

@@ -55,7 +55,7 @@ def overlap_views_of(prediction, frames, T_local_window=None):
 
 
 def known(frames, noise=None, seed=100):
-    """Overlap views in the room's own world and metres, with noise."""
+    """Overlap views in the room's own frame and metres, with noise."""
     prediction = predicted(frames, noise, seed)
     return overlap_views_of(prediction, frames, true_place(frames, noise, seed))
 
@@ -64,7 +64,7 @@ def true_place(frames, noise, seed) -> Similarity:
     """The similarity that a session of this seed disturbs the room by, inverted."""
     exact = predicted(frames, None, seed)
     scale = float(np.nanmedian(frames[0].depth / exact.depth[0]))
-    return Similarity.between(frames[0].T_world_camera, exact.T_window_camera[0], scale)
+    return Similarity.between(frames[0].T_room_camera, exact.T_window_camera[0], scale)
 
 
 def off(fit, truth, about):
@@ -318,7 +318,7 @@ def joined(aligner, frames, noise, seed, change=None):
         session = TruthSession(frames, seed=number, noise=noise)
         fits.append((session.infer(window_of_truth(frames)), session))
     (scene, session), (window, _) = fits
-    back = np.linalg.inv(session.T_window_world)
+    back = np.linalg.inv(session.T_window_room)
     overlap_views = []
     for i, view in enumerate(window_of_truth(frames).views):
         pixels = np.arange(ROWS * COLUMNS)
@@ -398,7 +398,7 @@ def test_one_camera_that_moved_does_not_refuse_the_others(blind):
 
 
 @pytest.mark.slow
-def test_what_was_learned_is_doubted_before_a_segment_ends():
+def test_what_was_learned_is_doubted_before_a_chain_ends():
     """A network that becomes worse is unusual four times, and then it is what is usual."""
     aligner, noise = WindowAligner(), Noise(0.01, 0.02, 0.01, 5.0, 0.02)
     for seed in range(60):

@@ -110,7 +110,7 @@ def test_a_chain_of_windows_agrees_with_simulation():
     joint = JointCovariance()
     windows = [observed([0, 1], centres[:2], 0)]
     windows += [observed([i, i + 1, i + 2], centres[i : i + 3], 2) for i in range(4)]
-    joint.begin_segment(windows[0], 0)
+    joint.begin_chain(windows[0], 0)
     for window in windows[1:]:
         joint.add_window(window)
     spread = np.sqrt(own)[[0, 1, 1, 1, 2, 2, 2]]
@@ -149,7 +149,7 @@ def test_a_carried_covariance_is_the_plain_product():
 
 def test_what_is_forgotten_frees_its_room():
     joint = JointCovariance()
-    joint.begin_segment(observed([0, 1], np.eye(3)[:2], 0), 0)
+    joint.begin_chain(observed([0, 1], np.eye(3)[:2], 0), 0)
     for i in range(500):
         joint.add_window(observed([i, i + 1, i + 2], np.eye(3), 2))
         joint.keep({i + 1, i + 2})
@@ -160,14 +160,14 @@ def test_what_is_forgotten_frees_its_room():
 
 def test_windows_joined_by_nothing_known_stay_unknown():
     joint = JointCovariance()
-    joint.begin_segment(observed([0, 1], np.eye(3)[:2], 0), 0)
+    joint.begin_chain(observed([0, 1], np.eye(3)[:2], 0), 0)
     joint.add_window(observed([7, 8, 9], np.eye(3), 2))
     assert 9 not in joint
 
 
 def test_a_loop_changes_the_maps_covariance_not_odometrys():
     uncertainty = PoseUncertainty(EXACT)
-    uncertainty.begin_segment(observed([0, 1], np.eye(3)[:2], 0), 0)
+    uncertainty.begin_chain(observed([0, 1], np.eye(3)[:2], 0), 0)
     for i in range(30):
         uncertainty.add_window(observed([i, i + 1, i + 2], np.eye(3), 2))
         uncertainty.keep({i + 1, i + 2})

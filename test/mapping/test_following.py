@@ -8,7 +8,7 @@ from da3_ros.mapping.following import (
     completed,
     kept,
     largest_move,
-    measured_places,
+    measured_poses_of,
 )
 from da3_ros.mapping.trajectory import ROW
 
@@ -19,14 +19,14 @@ def at(x):
     return T
 
 
-PLACES = {i: at(10.0 * i) for i in range(5)}
-SEGMENT = dict.fromkeys(PLACES, 0)
+POSES = {i: at(10.0 * i) for i in range(5)}
+CHAIN = dict.fromkeys(POSES, 0)
 
 
-def moves(measured, stays=(), segment=SEGMENT, part=SEGMENT):
-    moved = {i: at(PLACES[i][0, 3] + x) for i, x in measured.items()}
-    after = completed(moved, PLACES, segment, part, stays)
-    return [round(after[i][0, 3] - PLACES[i][0, 3], 9) for i in PLACES]
+def moves(measured, stays=(), chain=CHAIN, component=CHAIN):
+    moved = {i: at(POSES[i][0, 3] + x) for i, x in measured.items()}
+    after = completed(moved, POSES, chain, component, stays)
+    return [round(after[i][0, 3] - POSES[i][0, 3], 9) for i in POSES]
 
 
 CASES = [
@@ -41,11 +41,11 @@ def test_submaps_without_poses_follow_their_neighbours(measured, stays, expected
     assert moves(measured, stays) == expected
 
 
-def test_nothing_is_interpolated_across_segments():
-    segment = {0: 0, 1: 0, 2: 1, 3: 1, 4: 1}
-    assert moves({1: 1.0, 4: 3.0}, segment=segment, part=segment) == [1, 1, 3, 3, 3]
-    assert moves({4: 3.0}, segment=segment, part=segment) == [0, 0, 3, 3, 3]
-    assert moves({4: 3.0}, segment=segment) == [3, 3, 3, 3, 3]  # one part, by a loop
+def test_nothing_is_interpolated_across_chains():
+    chain = {0: 0, 1: 0, 2: 1, 3: 1, 4: 1}
+    assert moves({1: 1.0, 4: 3.0}, chain=chain, component=chain) == [1, 1, 3, 3, 3]
+    assert moves({4: 3.0}, chain=chain, component=chain) == [0, 0, 3, 3, 3]
+    assert moves({4: 3.0}, chain=chain) == [3, 3, 3, 3, 3]  # one component, by a loop
 
 
 def own(stamps_s, submaps, x):
@@ -54,12 +54,12 @@ def own(stamps_s, submaps, x):
     rows["submap"] = submaps
     rows["T"][:, :3, :3] = np.eye(3)
     rows["T"][:, 0, 3] = x
-    return OwnPoses.of(rows, dict.fromkeys(PLACES, 2.0))
+    return OwnPoses.of(rows, dict.fromkeys(POSES, 2.0))
 
 
-def found(poses, stamps_s, segment=SEGMENT):
+def found(poses, stamps_s, chain=CHAIN):
     stamps = (np.array(stamps_s) * 1e9).astype(np.int64)
-    index, submap, T = poses.at(stamps, PLACES, segment)
+    index, submap, T = poses.at(stamps, POSES, chain)
     return index.tolist(), submap.tolist(), np.round(T[:, 0, 3], 9).tolist()
 
 
@@ -71,10 +71,10 @@ def test_own_poses_are_interpolated_in_the_frame_of_the_nearer_ones_submap():
     )  # fmt: skip
 
 
-def test_long_gaps_and_segments_are_not_bridged():
+def test_long_gaps_and_chains_are_not_bridged():
     poses = own([1, 4, 5], [0, 0, 1], [0.0, 1.0, 0.0])
     assert found(poses, [2, 4.5])[0] == [1]
-    assert found(poses, [2, 4.5], {**SEGMENT, 1: 1})[0] == []
+    assert found(poses, [2, 4.5], {**CHAIN, 1: 1})[0] == []
 
 
 def test_only_what_came_after_the_last_time_jump_counts():
@@ -85,13 +85,13 @@ def test_only_what_came_after_the_last_time_jump_counts():
 def test_too_few_poses_place_no_submap():
     T = np.array([at(1.0)] * 5)
     submap = np.array([0, 0, 0, 1, 1])
-    assert list(measured_places(submap, T, T, 3)) == [0]
-    assert measured_places(submap[:0], T[:0], T[:0], 3) == {}
+    assert list(measured_poses_of(submap, T, T, 3)) == [0]
+    assert measured_poses_of(submap[:0], T[:0], T[:0], 3) == {}
 
 
 def test_a_submap_that_hardly_moves_stays():
-    after = {i: at(10.0 * i + 0.001 * i) for i in PLACES}
-    found = kept(PLACES, after, 0.0015, 0.1)
-    stays = [found[i] is PLACES[i] for i in PLACES]
+    after = {i: at(10.0 * i + 0.001 * i) for i in POSES}
+    found = kept(POSES, after, 0.0015, 0.1)
+    stays = [found[i] is POSES[i] for i in POSES]
     assert stays == [True, True, False, False, False]
-    assert largest_move(PLACES, found)[0] == pytest.approx(0.004)
+    assert largest_move(POSES, found)[0] == pytest.approx(0.004)

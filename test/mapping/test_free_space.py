@@ -144,13 +144,13 @@ def test_closed_submaps_are_judged_at_their_corrected_places():
     filled(store, extra=1)
     R = np.array([[0.0, 0, 1], [0, 1, 0], [-1, 0, 0]])
     t = np.array([5.0, 6, 7])
-    places = {0: Similarity(2.0, R, t), 1: Similarity(0.5, R, t)}
-    store.table.set_poses(places)
+    poses = {0: Similarity(2.0, R, t), 1: Similarity(0.5, R, t)}
+    store.table.set_poses(poses)
     assert len(store.submaps) == 2
     before = len(store.submaps[0].cloud)
     for stamp in (100, 101, 102):
         f = keyframe(stamp, 2 * wall())
-        T = places[0].pose(f.T_local_camera)
+        T = poses[0].pose(f.T_local_camera)
         store.add(local_frame(stamp, "", f.image, f.depth, f.confidence, K, T, True))
     assert len(store.submaps[0].cloud) < before
     depth = store.submaps[0].cloud.xyz[:, 2]
@@ -158,20 +158,20 @@ def test_closed_submaps_are_judged_at_their_corrected_places():
     assert (np.abs(depth - WALL) < 0.1).sum() > 1000
 
 
-def test_parts_at_guessed_places_do_not_judge_each_other():
+def test_unconnected_components_do_not_judge_each_other():
     store = store_of()
     filled(store)
     store.add(keyframe(50, wall()))
-    store.start_segment()
+    store.start_chain()
     store.add(keyframe(100, wall()))
     assert box_points(store) > 30
 
 
-def test_keyframes_of_another_part_do_not_vote():
+def test_keyframes_of_another_component_do_not_vote():
     store = store_of()
     for stamp in range(3):
         store.add(keyframe(stamp, wall()))
-    store.start_segment()
+    store.start_chain()
     store.add(keyframe(100, wall(1.0)))
     store.add(keyframe(101, wall()))
     assert box_points(store) > 30

@@ -40,7 +40,7 @@ def kept(spill, monkeypatch):
 
 def on_disk(kept, spill):
     """The numbers of the keyframes of which all arrays lie on the disk."""
-    return [k.submap for k in kept if all(spill.place_of(a) is not None for a in k.arrays)]
+    return [k.submap for k in kept if all(spill.offset_of(a) is not None for a in k.arrays)]
 
 
 def test_a_removed_keyframe_moves_the_border(kept, spill):

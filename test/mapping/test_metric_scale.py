@@ -68,7 +68,7 @@ def test_odometry_goes_on_smoothly_while_the_scale_is_corrected():
     np.testing.assert_allclose(steps, 0.1 * scales[1:], atol=1e-9)
 
 
-def test_a_new_unit_leaves_the_beginning_of_the_segment_where_it_was():
+def test_a_new_unit_leaves_the_beginning_of_the_chain_where_it_was():
     """In the map, and in the published odometry."""
     submaps = MapTable()
     scale = MapScale(ScaleConfig(), submaps)
@@ -86,7 +86,7 @@ def view_with(T_prior_camera):
 
 
 @pytest.mark.parametrize("source", ["metric_model", "odometry"])
-def test_a_new_unit_of_the_segment_keeps_metres(source):
+def test_a_new_unit_of_the_chain_keeps_metres(source):
     """Lengths that a new focal length has made 1.2 times as long are still as many metres. What
     was measured before had the error of the old focal length; the scale need not creep."""
     keeper = ScaleFilter(ScaleConfig(source=source, max_step=0.01))

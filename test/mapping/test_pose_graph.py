@@ -8,7 +8,7 @@ from scipy.spatial.transform import Rotation
 from support.cases import long_after
 
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.mapping.pose_graph import Edge, marginal, optimize, parts
+from da3_ros.mapping.pose_graph import Edge, components, marginal, optimize
 
 SIGMA = np.array([0.02, 0.01, 0.02])
 LOOP = np.array([0.005, 0.003, 0.01])
@@ -174,7 +174,7 @@ def test_the_covariance_of_a_chain_is_what_its_arms_give():
 @pytest.mark.slow
 @pytest.mark.parametrize("metric", long_after(1, [False, True]))
 def test_the_covariance_is_the_spread_of_solutions(metric):
-    """120 worlds with the same sigmas: what is asked is how the newest lies to the first."""
+    """120 draws with the same sigmas: what is asked is how the newest lies to the first."""
     count, errors = 8, []
     for seed in range(120):
         true, drifted, edges = walk(count, seed, metric, loops=((0, -1), (1, -2)))
@@ -196,9 +196,9 @@ def test_the_covariance_is_the_spread_of_solutions(metric):
     assert 0.9 < nees.mean() < 1.1
 
 
-def test_a_part_that_nothing_ties_has_no_covariance():
+def test_a_component_that_nothing_ties_has_no_covariance():
     nodes, edges = straight(4, SIGMA)
-    assert parts(5, edges).tolist() == [0, 0, 0, 0, 1]
+    assert components(5, edges).tolist() == [0, 0, 0, 0, 1]
     with pytest.raises(ValueError, match="no edges connect"):
         marginal([*nodes, nodes[0]], edges, fixed=0, of=4, metric=False)
     np.testing.assert_allclose(

@@ -45,7 +45,7 @@ def run(walk, **values):
         results += pipeline.push(frame)
     results += pipeline.flush()
     unit = np.nanmedian(results[0].depth_m / frames[0].depth)
-    T = frames[0].T_world_camera
+    T = frames[0].T_room_camera
     return pipeline, results, pipeline.map.cloud().xyz / unit @ T[:3, :3].T + T[:3, 3]
 
 

@@ -55,10 +55,10 @@ def drifted(true, rng):
     return out
 
 
-def walked(places, loops=()):
-    """A graph of these places, with true loops (old, new, seen)."""
-    graph, absorbed = SubmapGraph(table_of(places)), []
-    for id in range(len(places)):
+def walked(poses, loops=()):
+    """A graph of these poses, with true loops (old, new, seen)."""
+    graph, absorbed = SubmapGraph(table_of(poses)), []
+    for id in range(len(poses)):
         graph.add(id, VARIANCE if id else None, guessed=False)
         absorbed += graph.enforce_limits()
         for old, new, seen in loops:
@@ -67,10 +67,10 @@ def walked(places, loops=()):
     return graph, absorbed
 
 
-def seen_again(true, places, old, new):
+def seen_again(true, poses, old, new):
     """How the scene around ``new`` must move to lie to ``old`` as it truly does."""
-    there = places[old] @ true[old].inverse() @ true[new]
-    return old, new, there @ places[new].inverse()
+    there = poses[old] @ true[old].inverse() @ true[new]
+    return old, new, there @ poses[new].inverse()
 
 
 @pytest.fixture
@@ -81,11 +81,11 @@ def small(monkeypatch):
 
 def test_a_condensed_graph_closes_as_the_whole_one_does(monkeypatch):
     true = circle(240)
-    places = drifted(true, np.random.default_rng(3))
-    loops = [seen_again(true, places, k, 236 + k) for k in range(4)]
-    whole = solve(walked(places, loops)[0].problem(metric=False))
+    poses = drifted(true, np.random.default_rng(3))
+    loops = [seen_again(true, poses, k, 236 + k) for k in range(4)]
+    whole = solve(walked(poses, loops)[0].problem(metric=False))
     monkeypatch.setattr(submap_graph, "MAX_NODES", 40)
-    graph, absorbed = walked(places, loops)
+    graph, absorbed = walked(poses, loops)
     assert len(graph.nodes) == 40
     assert len(absorbed) == 200
     found = solve(graph.problem(metric=False))
@@ -93,9 +93,9 @@ def test_a_condensed_graph_closes_as_the_whole_one_does(monkeypatch):
     assert ids == list(range(239))  # every submap moves, though not every one is a node
     away, size = [], []
     for id in ids:
-        a, b = (m[id].points(places[id].t) for m in (whole.moves, found.moves))
+        a, b = (m[id].points(poses[id].t) for m in (whole.moves, found.moves))
         away.append(np.linalg.norm(a - b))
-        size.append(np.linalg.norm(a - places[id].t))
+        size.append(np.linalg.norm(a - poses[id].t))
     assert max(size) > 0.1
     assert np.sqrt(np.mean(np.square(away))) < 0.2 * np.sqrt(np.mean(np.square(size)))
     ratio = np.diag(found.covariance) / np.diag(whole.covariance)
@@ -103,27 +103,27 @@ def test_a_condensed_graph_closes_as_the_whole_one_does(monkeypatch):
 
 
 def test_a_condensed_way_drifts_as_the_whole_one_does(monkeypatch):
-    places = circle(240)
-    wanted = walked(places)[0].drift_variance(0, 239, places[-1].t)
+    poses = circle(240)
+    wanted = walked(poses)[0].drift_variance(0, 239, poses[-1].t)
     monkeypatch.setattr(submap_graph, "MAX_NODES", 40)
-    graph, _ = walked(places)
-    found = graph.drift_variance(0, len(graph.nodes) - 1, places[-1].t)
+    graph, _ = walked(poses)
+    found = graph.drift_variance(0, len(graph.nodes) - 1, poses[-1].t)
     np.testing.assert_allclose(found, wanted, rtol=0.1)
 
 
 @pytest.mark.usefixtures("small")
 def test_what_a_merged_node_held_takes_the_variance_along():
-    places = circle(60)
-    _, absorbed = walked(places)
+    poses = circle(60)
+    _, absorbed = walked(poses)
     assert all((a.variance >= VARIANCE * [1, 1, 0.9]).all() for a in absorbed)
-    assert all(np.allclose(a.at, places[a.first].t) for a in absorbed)
+    assert all(np.allclose(a.at, poses[a.first].t) for a in absorbed)
 
 
 def test_a_loop_carried_to_other_nodes_grows_less_sure(monkeypatch):
     """By every tie between the submap that it was seen from and the one that stands for it."""
-    places = [Similarity(1.0, np.eye(3), np.array([float(k), 0, 0])) for k in range(100)]
+    poses = [Similarity(1.0, np.eye(3), np.array([float(k), 0, 0])) for k in range(100)]
     monkeypatch.setattr(submap_graph, "MAX_NODES", 11)
-    graph, _ = walked(places, [seen_again(places, places, 5, 50)])
+    graph, _ = walked(poses, [seen_again(poses, poses, 5, 50)])
     (loop,) = (e for e in graph._edges if e.loop)
     assert loop.second == graph.node(50).first < 50  # its node has become part of another one
     ties = 50 - loop.second
@@ -131,15 +131,15 @@ def test_a_loop_carried_to_other_nodes_grows_less_sure(monkeypatch):
     assert loop.sigma[2] ** 2 > (LOOP + ties * VARIANCE)[2]
 
 
-def test_a_loop_to_another_segment_is_not_forgotten(monkeypatch):
-    """Nearly the same nodes, but only one loop ties the segment that nothing else does."""
+def test_a_loop_to_another_chain_is_not_forgotten(monkeypatch):
+    """Nearly the same nodes, but only one loop ties the chain that nothing else does."""
     monkeypatch.setattr(submap_graph, "MAX_LOOPS", 2)
-    places = [Similarity(1.0, np.eye(3), np.array([float(k), 0, 0])) for k in range(20)]
-    graph = SubmapGraph(table_of(places))
-    for id in range(len(places)):
+    poses = [Similarity(1.0, np.eye(3), np.array([float(k), 0, 0])) for k in range(20)]
+    graph = SubmapGraph(table_of(poses))
+    for id in range(len(poses)):
         graph.add(id, VARIANCE if id else None, guessed=id == 10)
     for old, new, doubt in ((2, 9, 1.0), (2, 10, 9.0), (0, 5, 2.0)):
-        seen = seen_again(places, places, old, new)[2]
+        seen = seen_again(poses, poses, old, new)[2]
         graph.add_loop(old, new, seen, doubt * LOOP)
     left = {(e.first, e.second) for e in graph._edges if e.loop}
     assert left == {(2, 9), (2, 10)}
@@ -148,9 +148,9 @@ def test_a_loop_to_another_segment_is_not_forgotten(monkeypatch):
 @pytest.mark.usefixtures("small")
 def test_nodes_and_loops_are_bounded_and_ties_stay():
     true = circle(50)
-    places = true * 8  # round and round, without drift
-    loops = [seen_again(places, places, k - 50, k) for k in range(50, 400, 2)]
-    graph, _ = walked(places, loops)
+    poses = true * 8  # round and round, without drift
+    loops = [seen_again(poses, poses, k - 50, k) for k in range(50, 400, 2)]
+    graph, _ = walked(poses, loops)
     assert len(graph.nodes) == 40
     problem = graph.problem(metric=False)
     assert sum(e.loop for e in problem.edges) <= 12
@@ -158,11 +158,11 @@ def test_nodes_and_loops_are_bounded_and_ties_stay():
     assert found.loops
     assert len(found.moves) == 399
     for id in (0, 77, 390):  # all agree, nothing moves
-        np.testing.assert_allclose(found.moves[id].points(places[id].t), places[id].t, atol=1e-6)
+        np.testing.assert_allclose(found.moves[id].points(poses[id].t), poses[id].t, atol=1e-6)
 
 
 @pytest.mark.usefixtures("small")
-def test_segments_without_a_join_are_forgotten_the_oldest_first():
+def test_chains_without_a_join_are_forgotten_the_oldest_first():
     graph, gone = SubmapGraph(table_of([IDENTITY] * 100)), []
     for id in range(100):
         graph.add(id, None, guessed=False)
@@ -211,20 +211,20 @@ def test_a_scene_is_not_shrunk_to_a_point():
 @pytest.mark.parametrize("degrees", [0, 90, 150, 177, 180])
 @pytest.mark.parametrize("metric", [True, False])
 @pytest.mark.parametrize("first_live", [0, 4])
-def test_a_part_at_a_guessed_place_is_solved_whatever_its_rotation(degrees, metric, first_live):
+def test_an_unconnected_component_is_solved_whatever_its_rotation(degrees, metric, first_live):
     """Loops are robust, so that from a wrong guess the solver may end in a false minimum."""
-    places = circle(12)
-    graph, _ = walked(places[:4])
+    poses = circle(12)
+    graph, _ = walked(poses[:4])
     graph.first_live = first_live
-    for k in (4, 5):  # a part that loops have joined
-        graph._submaps.add(Submap(k, 0, places[k]))
+    for k in (4, 5):  # a component that loops have joined
+        graph._submaps.add(Submap(k, 0, poses[k]))
         graph.add(k, None, False)
         for at in (2, 3):
             graph.add_loop(at, k, IDENTITY, LOOP)
     guess = Similarity(
         1.0, Rotation.from_rotvec([0, np.radians(degrees), 0]).as_matrix(), np.array([3.0, 1, 2])
     )
-    newest = guess @ places[6]  # a part of its own
+    newest = guess @ poses[6]  # a component of its own
     graph._submaps.add(Submap(6, 0, newest))
     graph.add(6, None, False)
     drift = guess.inverse()  # from where the new one lies to where the old one measures it
@@ -235,12 +235,12 @@ def test_a_part_at_a_guessed_place_is_solved_whatever_its_rotation(degrees, metr
     joint = Joint(drift, newest.t, joined)
     correction = solve(graph.problem(metric, True, joint))
     for k in range(6):
-        found = correction.moves[k] @ places[k]
-        wanted = guess @ places[k]
+        found = correction.moves[k] @ poses[k]
+        wanted = guess @ poses[k]
         np.testing.assert_allclose(found.t, wanted.t, atol=1e-4)
         np.testing.assert_allclose(found.R, wanted.R, atol=1e-4)
     T = correction.T_map_local  # the first one stays in the map
-    np.testing.assert_allclose((T @ correction.moves[0] @ places[0]).t, places[0].t, atol=1e-6)
+    np.testing.assert_allclose((T @ correction.moves[0] @ poses[0]).t, poses[0].t, atol=1e-6)
     assert not graph.unmeasured(3, 6)
 
 
@@ -255,10 +255,10 @@ def test_a_guessed_edge_is_no_measurement():
 
 def test_a_rigid_map_moves_as_one_body():
     """Loops that contradict its shape do not bend it."""
-    places = circle(12)
-    graph, _ = walked(places[:6])
+    poses = circle(12)
+    graph, _ = walked(poses[:6])
     graph.first_live = 6
-    graph._submaps.add(Submap(6, 0, places[6]))
+    graph._submaps.add(Submap(6, 0, poses[6]))
     graph.add(6, VARIANCE, False)
     rng = np.random.default_rng(0)
     for at in range(5):
@@ -277,12 +277,12 @@ def test_a_localized_camera_leaves_a_map_as_it_is(monkeypatch):
     monkeypatch.setattr(submap_graph, "MAX_LIVE", 4)
     monkeypatch.setattr(submap_graph, "MAX_LIVE_LOOPS", 3)
     monkeypatch.setattr(submap_graph, "YOUNG", 2)
-    places = circle(12)
-    graph, _ = walked(places, [(0, 11, IDENTITY)])
+    poses = circle(12)
+    graph, _ = walked(poses, [(0, 11, IDENTITY)])
     graph.first_live = 12
     nodes, edges = graph.of_map()
     for k in range(12, 40):
-        graph._submaps.add(Submap(k, 0, places[k % 12]))
+        graph._submaps.add(Submap(k, 0, poses[k % 12]))
         graph.add(k, None if k % 9 == 0 else VARIANCE, False)
         graph.enforce_limits()
         graph.add_loop(k % 12, k, IDENTITY, LOOP)
@@ -431,7 +431,7 @@ def test_drift_keeps_its_length_in_the_map_when_the_unit_changes(unit):
     """Of a lost camera, for example, whose new scale becomes known."""
     stage = LoopClosure()
     along(stage, 2)
-    stage.start_segment(lost=True)
+    stage.start_chain(lost=True)
     point = PlacedKeyframe.of(stage.keyframes[-1], stage._submaps).centre
     before = stage._drift_model.variance_at(point)
     stage.change_unit(1 / unit, point)
@@ -446,10 +446,10 @@ def test_drift_keeps_its_length_in_the_map_when_the_unit_changes(unit):
 def test_a_correction_that_comes_late_moves_the_map_as_it_was_solved(now):
     """Meanwhile the unit of odometry has changed, or odometry has begun anew."""
     true = circle(12)
-    places = drifted(true, np.random.default_rng(0))
-    loops = [seen_again(true, places, 0, 11), seen_again(true, places, 1, 11)]
-    graph, _ = walked(places, loops)
-    submaps, late = graph._submaps, table_of(places)
+    poses = drifted(true, np.random.default_rng(0))
+    loops = [seen_again(true, poses, 0, 11), seen_again(true, poses, 1, 11)]
+    graph, _ = walked(poses, loops)
+    submaps, late = graph._submaps, table_of(poses)
     correction = solve(graph.problem(metric=False))
     late.set_poses({}, now)
     submaps.correct(correction.at(submaps.T_map_local))
@@ -461,7 +461,7 @@ def test_a_correction_that_comes_late_moves_the_map_as_it_was_solved(now):
         np.testing.assert_allclose(b.R, a.R, atol=1e-9)
         assert b.scale == pytest.approx(a.scale)
     assert correction.at(IDENTITY) is correction
-    newest = now.inverse() @ places[11]
+    newest = now.inverse() @ poses[11]
     np.testing.assert_allclose(late.T_local_submap(11).t, newest.t, atol=1e-9)  # stays
     P, Q, s = correction.covariance, moved.covariance, now.scale
     assert np.trace(Q[4:, 4:]) * s**2 == pytest.approx(np.trace(P[4:, 4:]))
@@ -507,12 +507,12 @@ def test_switched_off_on_the_way_the_map_stays_corrected():
     assert [n.first for n in stage._graph.nodes] == [2]
 
 
-def test_places_of_a_forgotten_segment_are_forgotten(monkeypatch):
+def test_places_of_a_forgotten_chain_are_forgotten(monkeypatch):
     monkeypatch.setattr(submap_graph, "MAX_NODES", 10)
     stage = LoopClosure()
     for n in range(0, 16 * 30, 8):
         if n % 16 == 0:
-            stage.start_segment(lost=False)
+            stage.start_chain(lost=False)
         keyframe(stage, n)
     closer = stage
     assert {p.submap for p in closer.keyframes} == set(range(20, 30))

@@ -14,7 +14,7 @@ from da3_ros.mapping import submaps
 from da3_ros.mapping.submaps import KEYFRAMES
 
 
-def world_points(f):
+def room_points(f):
     points = backproject(f.depth, f.K)[np.isfinite(f.depth)]
     return points @ f.T_local_camera[:3, :3].T + f.T_local_camera[:3, 3]
 
@@ -28,14 +28,14 @@ def test_points_lie_where_the_camera_saw_them():
     held = store()
     frames = [frame(i, pose(0.3 * i, turn_deg=5.0 * i), seed=i) for i in range(2 * KEYFRAMES + 3)]
     assert [held.add(f)[0].id for f in frames] == [i // KEYFRAMES for i in range(len(frames))]
-    expected = np.concatenate([world_points(f) for f in frames])
+    expected = np.concatenate([room_points(f) for f in frames])
     cloud = held.cloud()
     assert len(held) == len(cloud) == len(expected) == 190 * len(frames)
     np.testing.assert_allclose(in_order(cloud.xyz), in_order(expected), atol=2e-3)
     assert set(cloud.count) == {1}
     scene = held.scene(np.eye(4))
     assert len(scene) == len(expected)
-    T = np.array([p.T_world_camera for p in scene.poses])
+    T = np.array([p.T_map_camera for p in scene.poses])
     np.testing.assert_allclose(T, [f.T_local_camera for f in frames], atol=1e-12)
 
 
@@ -80,8 +80,8 @@ def test_a_submap_that_moves_takes_its_points_and_poses_along():
     np.testing.assert_allclose(second, moved.points(first), atol=1e-5)
     np.testing.assert_array_equal(list(before.chunks())[1].xyz, list(after.chunks())[1].xyz)
     for i, (was, now) in enumerate(zip(poses, held.poses(), strict=True)):
-        expected = moved.pose(was.T_world_camera) if i < KEYFRAMES + 1 else was.T_world_camera
-        np.testing.assert_allclose(now.T_world_camera, expected, atol=1e-9)
+        expected = moved.pose(was.T_map_camera) if i < KEYFRAMES + 1 else was.T_map_camera
+        np.testing.assert_allclose(now.T_map_camera, expected, atol=1e-9)
 
 
 def test_a_growing_submap_can_move_and_goes_on_growing():
@@ -90,20 +90,20 @@ def test_a_growing_submap_can_move_and_goes_on_growing():
     held.table.set_poses({0: Similarity(2.0, np.eye(3), np.array([0.0, 0, 5]))})
     later = frame(1, pose(1.0), depth=4.0, seed=1)
     held.add(later)
-    np.testing.assert_allclose(in_order(world_points(later)), in_order(held.cloud().xyz[190:]),
+    np.testing.assert_allclose(in_order(room_points(later)), in_order(held.cloud().xyz[190:]),
                                atol=4e-3)  # fmt: skip
-    np.testing.assert_allclose(list(held.poses())[1].T_world_camera, later.T_local_camera)
+    np.testing.assert_allclose(list(held.poses())[1].T_map_camera, later.T_local_camera)
 
 
-def test_every_segment_begins_a_submap():
+def test_every_chain_begins_a_submap():
     held = store()
     held.add(frame(0, pose()))
-    held.start_segment()
+    held.start_chain()
     assert held.newest is None
     assert held.add(frame(1, pose()))[0].id == 1
-    assert [s.segment for s in held.submaps.values()] == [0, 1]
-    held.start_segment()
-    held.start_segment()
+    assert [s.chain for s in held.submaps.values()] == [0, 1]
+    held.start_chain()
+    held.start_chain()
     assert held.add(frame(2, pose(), keyframe=False))[0].id == 2
 
 
@@ -184,7 +184,7 @@ def test_the_reported_memory_is_what_is_held():
     held = store(keep_images=True)
     for i in range(KEYFRAMES + 1):
         held.add(frame(i, pose(10.0 * i), seed=i))
-    held.start_segment()
+    held.start_chain()
     points = sum(s.cloud.nbytes for s in held.submaps.values())
     images = sum(len(data) for data in held.scene().images.values())
     assert held.nbytes == points + images + held.table.path.nbytes
@@ -218,7 +218,7 @@ def test_voxels_of_a_known_scale_keep_colours_and_counts():
     held.regrid()
     assert len(held) < points / 5
     assert held.cloud().count.sum() == pytest.approx(seen, rel=1e-6)
-    assert held.scene().clouds[0].T_world_submap.scale == pytest.approx(0.1)
+    assert held.scene().clouds[0].T_map_submap.scale == pytest.approx(0.1)
     held.add(frame(99, pose(0.01), seed=99))
     assert len(held) < points / 5 + 40
 
@@ -249,17 +249,17 @@ def test_shown_points_are_an_even_choice_of_all_submaps():
     assert len(store().view.thinned(100, np.eye(4))) == 0
 
 
-def test_a_part_that_left_the_map_keeps_its_number():
-    """Loops still know its submaps: what ties them would tie the new part."""
+def test_a_component_that_left_the_map_keeps_its_number():
+    """Loops still know its submaps: what ties them would tie the new component."""
     held = store()
     held.add(frame(0, pose()))
-    held.start_segment()
+    held.start_chain()
     gone = held.add(frame(1, pose(1.0)))[0].id
-    held.start_segment()
+    held.start_chain()
     back = held.add(frame(2, pose(2.0)))[0].id
-    held.merge_parts([(0, back)])
+    held.merge_components([(0, back)])
     del held.submaps[gone]
-    held.start_segment()
+    held.start_chain()
     held.add(frame(3, pose(3.0)))
-    held.merge_parts([(0, gone)])
-    assert not held.place_known
+    held.merge_components([(0, gone)])
+    assert not held.pose_known

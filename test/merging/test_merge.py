@@ -20,7 +20,7 @@ from da3_ros.export.saved_records import SavedRecords
 from da3_ros.export.scene_file import SceneFileError, load_scene, save_scene, write_scene
 from da3_ros.keyframe_store.recorder import KeyframeRecorder
 from da3_ros.keyframe_store.store import FRAME, JOURNAL, KINDS, StoredScene
-from da3_ros.mapping.place_hint import PlaceHint
+from da3_ros.mapping.pose_hint import PoseHint
 from da3_ros.merging.inputs import Copy, MergeError, open_inputs, open_without_copies
 from da3_ros.merging.joining import LoopNetwork, SceneJoiner
 from da3_ros.merging.merge import MergeSummary, merge
@@ -80,9 +80,9 @@ def merged(folders, output, truth, **values):
 
 def trajectory_error(scene, truth):
     """Root mean square error of all positions after a Sim(3) fit, metres, and its scale."""
-    true = {f.stamp_ns: f.T_world_camera for f in truth}
+    true = {f.stamp_ns: f.T_room_camera for f in truth}
     poses = list(scene.scene().poses)
-    ours = np.array([p.T_world_camera for p in poses])
+    ours = np.array([p.T_map_camera for p in poses])
     theirs = np.array([true[p.stamp_ns] for p in poses])
     S = fit_poses(ours, theirs)
     off = S.points(ours[:, :3, 3]) - theirs[:, :3, 3]
@@ -103,7 +103,7 @@ def second(ring):
 def elsewhere():
     """A walk of another place that looks the same."""
     return [
-        dataclasses.replace(f, T_world_camera=shifted(f, np.array([60.0, 0, 0])))
+        dataclasses.replace(f, T_room_camera=shifted(f, np.array([60.0, 0, 0])))
         for f in session_of(walked(30, 0.2, seed=5), 2)
     ]
 
@@ -126,13 +126,13 @@ def folders(ring, second, elsewhere, tmp_path_factory):
     return folder
 
 
-def places(scene):
-    """Places of submaps by their ids."""
+def submap_poses(scene):
+    """Poses of submaps by their ids."""
     return {s.id: s.T_map_submap for s in scene.submaps}
 
 
-def box_in_map(scene, part):
-    points = scene.scene().of_part(part).map_points()
+def box_in_map(scene, component):
+    points = scene.scene().of_component(component).map_points()
     return points.min(axis=0), points.max(axis=0)
 
 
@@ -142,16 +142,16 @@ def test_two_walks_of_one_place_become_one(folders, ring, second, tmp_path):
     summary, scene = merged(given, tmp_path / "out", truth)
     assert summary.is_complete
     assert summary.scenes[1].loops["monday"] > 1
-    assert {s.part for s in scene.submaps} == {0}
+    assert {s.component for s in scene.submaps} == {0}
     error, _ = trajectory_error(scene, truth)
     own = [trajectory_error(load_scene(one), truth)[0] for one in given]
     assert error < 1.2 * max(own) + 0.03
     assert len(scene.poses) == 100
     assert len(scene.poses.leading()) == 100
     # The reference stays where it was, in its unit.
-    first, before = min(places(scene)), places(load_scene(given[0]))
-    np.testing.assert_allclose(places(scene)[first].t, before[first].t, atol=1e-9)
-    assert places(scene)[first].scale == pytest.approx(before[first].scale)
+    first, before = min(submap_poses(scene)), submap_poses(load_scene(given[0]))
+    np.testing.assert_allclose(submap_poses(scene)[first].t, before[first].t, atol=1e-9)
+    assert submap_poses(scene)[first].scale == pytest.approx(before[first].scale)
     assert not scene.metric
     assert [s.origin for s in scene.submaps].count("monday") == len(before)
     assert {s.origin for s in scene.submaps} == {"monday", "tuesday"}
@@ -204,21 +204,23 @@ def test_other_places_stay_apart_beside_the_first(folders, ring, elsewhere, tmp_
     given = [folders("monday"), folders("elsewhere")]
     summary, scene = merged(given, tmp_path / "out", truth)
     assert not summary.is_complete
-    assert summary.scenes[1].guessed == 1
+    assert summary.scenes[1].unconnected == 1
     assert not summary.scenes[1].loops
-    guessed = max(s.part for s in scene.submaps)
-    assert {s.part for s in scene.submaps} == {0, guessed}
-    (low, high), (other_low, other_high) = (box_in_map(scene, part) for part in (0, guessed))
+    unconnected = max(s.component for s in scene.submaps)
+    assert {s.component for s in scene.submaps} == {0, unconnected}
+    (low, high), (other_low, other_high) = (
+        box_in_map(scene, component) for component in (0, unconnected)
+    )
     assert (low > other_high).any() or (other_low > high).any()
-    assert {s.origin for s in scene.submaps if s.part} == {"elsewhere"}
-    # The part has its own shape still.
-    assert trajectory_error_of_part(scene, guessed, elsewhere) == pytest.approx(
+    assert {s.origin for s in scene.submaps if s.component} == {"elsewhere"}
+    # The component has its own shape still.
+    assert trajectory_error_of_component(scene, unconnected, elsewhere) == pytest.approx(
         trajectory_error(load_scene(given[1]), elsewhere)[0]
     )
 
 
-def trajectory_error_of_part(scene, part, truth):
-    ids = [s.id for s in scene.submaps if s.part == part]
+def trajectory_error_of_component(scene, component, truth):
+    ids = [s.id for s in scene.submaps if s.component == component]
     poses = scene.poses.take(np.isin(scene.poses.rows["submap"], ids))
     return trajectory_error(dataclasses.replace(scene, poses=poses), truth)[0]
 
@@ -231,12 +233,12 @@ def test_two_scenes_meet_beside_a_last_one_that_met_none(
     paths = [folders(n, metric=True) for n in ("monday", "tuesday", "elsewhere")]
     truth = [*ring[:60], *second, *elsewhere]
     _, scene = merged(paths, tmp_path / "all", truth)
-    assert len({s.part for s in scene.submaps}) == 2
-    joined = scene.scene().of_part(0)
-    true = {f.stamp_ns: f.T_world_camera for f in truth}
+    assert len({s.component for s in scene.submaps}) == 2
+    joined = scene.scene().of_component(0)
+    true = {f.stamp_ns: f.T_room_camera for f in truth}
     poses = list(joined.poses)
     assert {p.stamp_ns for p in poses} == {f.stamp_ns for f in [*ring[:60], *second]}
-    ours = np.array([p.T_world_camera for p in poses])
+    ours = np.array([p.T_map_camera for p in poses])
     theirs = np.array([true[p.stamp_ns] for p in poses])
     off = fit_poses(ours, theirs).points(ours[:, :3, 3]) - theirs[:, :3, 3]
     assert np.sqrt((off**2).sum(axis=1).mean()) < 0.3
@@ -245,7 +247,7 @@ def test_two_scenes_meet_beside_a_last_one_that_met_none(
 def test_what_looks_the_same_is_looked_at_and_not_joined(folders, ring, elsewhere, tmp_path):
     network = network_of([*ring, *elsewhere])
     inputs = open_inputs([folders("monday"), folders("elsewhere")])
-    joined = SceneJoiner(inputs, network, hint=PlaceHint.on_map(0.0, 0.0, 1e4)).join()
+    joined = SceneJoiner(inputs, network, hint=PoseHint.on_map(0.0, 0.0, 1e4)).join()
     assert joined.looks > 5
     assert not joined.loops
     assert len(joined.groups) == 2
@@ -258,20 +260,20 @@ def test_metres_of_one_are_those_of_all(folders, ring, second, tmp_path, swapped
     summary, scene = merged(given[::-1] if swapped else given, tmp_path / "out", truth)
     assert scene.metric
     assert summary.scenes[0].name == "tuesday"  # the metric one is the reference
-    assert {s.part for s in scene.submaps} == {0}
+    assert {s.component for s in scene.submaps} == {0}
     _, scale = trajectory_error(scene, truth)
     assert scale == pytest.approx(1.0, abs=0.05)
     before = load_scene(given[1])
-    for id, place in places(before).items():
-        assert places(scene)[id].scale == pytest.approx(place.scale, rel=1e-9)
-    np.testing.assert_array_equal(scene.T_map_world, before.T_map_world)
+    for id, pose in submap_poses(before).items():
+        assert submap_poses(scene)[id].scale == pytest.approx(pose.scale, rel=1e-9)
+    np.testing.assert_array_equal(scene.T_ros_map, before.T_ros_map)
 
 
 @pytest.mark.long
 def test_two_metric_scenes_keep_their_scales(folders, ring, second, tmp_path):
     given = [folders("monday", metric=True), folders("tuesday", metric=True)]
     _, scene = merged(given, tmp_path / "out", [*ring, *second])
-    assert {s.part for s in scene.submaps} == {0}
+    assert {s.component for s in scene.submaps} == {0}
     before = [s.T_map_submap.scale for one in given for s in load_scene(one).submaps]
     np.testing.assert_allclose([s.T_map_submap.scale for s in scene.submaps], before)
 
@@ -294,7 +296,7 @@ def test_two_scenes_meet_through_a_third(folders, ring, tmp_path):
     assert not summary.is_complete
     summary, scene = merged([*ends, folders("middle")], tmp_path / "three", truth)
     assert summary.is_complete
-    assert {s.part for s in scene.submaps} == {0}
+    assert {s.component for s in scene.submaps} == {0}
     assert "end" not in summary.scenes[0].loops
     assert trajectory_error(scene, truth)[0] < 0.3
     # And one after the other: the result is merged again, and has all origins.
@@ -333,7 +335,7 @@ def test_the_camera_is_found_in_a_merged_scene(folders, ring, second, tmp_path):
     K[:2, 2] -= 0.5
     for f in third:
         list(pipeline.push(Frame(f.stamp_ns, black, calibration=Calibration(*SIZE, K))))
-    assert pipeline.map.place_known
+    assert pipeline.map.pose_known
     origins = {s.origin for s in pipeline.snapshot().submaps}
     assert origins == {"monday", "tuesday", ""}
 
@@ -350,17 +352,19 @@ def test_stored_keyframes_are_those_of_the_merged_scene(folders, ring, second, t
                 counts.append((len(before.frames), len(before.images)))
         assert len(stored.frames) == sum(frames for frames, _ in counts)
         assert len(stored.images) == sum(images for _, images in counts)
-        for id, place in places(scene).items():
-            np.testing.assert_array_equal(stored.places[id].T_map_submap.t, place.t)
-        poses = {p.stamp_ns: p.T_world_camera for p in scene.scene().poses}
+        for id, pose in submap_poses(scene).items():
+            np.testing.assert_array_equal(stored.submaps[id].T_map_submap.t, pose.t)
+        poses = {p.stamp_ns: p.T_map_camera for p in scene.scene().poses}
         _, scale = trajectory_error(scene, truth)
         true = {f.stamp_ns: f for f in truth}
         for key in stored.images:
             keyframe = stored.load(key)
-            place = stored.places[keyframe.pose.submap].T_map_submap
-            T = place.pose(keyframe.pose.T_submap_camera)
+            T_map_submap = stored.submaps[keyframe.pose.submap].T_map_submap
+            T = T_map_submap.pose(keyframe.pose.T_submap_camera)
             np.testing.assert_allclose(T, poses[keyframe.pose.stamp_ns], atol=1e-9)
-            ratio = scale * place.scale * keyframe.depth / true[keyframe.pose.stamp_ns].depth
+            ratio = (
+                scale * T_map_submap.scale * keyframe.depth / true[keyframe.pose.stamp_ns].depth
+            )
             assert np.nanmedian(ratio) == pytest.approx(1.0, abs=0.1)
     for name in ("a.ply", "b.npz"):
         assert main(["export", str(tmp_path / "out"), str(tmp_path / name), "--voxel", "0.1"][
@@ -415,7 +419,7 @@ def test_scenes_without_keyframes_stay_apart(folders, ring, second, tmp_path):
     save_scene(dataclasses.replace(load_scene(folders("tuesday")), recognition=None), old)
     summary = merge([folders("monday"), old], tmp_path / "out", config())  # no network is opened
     assert [one.recognised for one in summary.scenes] == [True, False]
-    assert summary.scenes[1].guessed == 1
+    assert summary.scenes[1].unconnected == 1
     assert len(load_scene(tmp_path / "out").poses) == 100
 
 
@@ -429,7 +433,7 @@ def test_keyframes_that_cannot_be_read_join_nothing(
     given = [folders("monday"), folders("tuesday")]
     summary, scene = merged(given, tmp_path / "out", [*ring, *second])
     assert "cannot be read" in caplog.text
-    assert summary.scenes[1].guessed == 1
+    assert summary.scenes[1].unconnected == 1
     assert len(scene.poses) == 100
 
 

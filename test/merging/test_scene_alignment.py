@@ -13,7 +13,7 @@ SIGMA = np.array([1e-3, 2e-3])
 
 
 def way(bend=0.0):
-    """Places along a line, or along an arc that turns by ``bend`` radians from one to the next."""
+    """Poses along a line, or along an arc that turns by ``bend`` radians from one to the next."""
     out = [IDENTITY]
     for _ in range(COUNT - 1):
         step = Similarity(
@@ -27,17 +27,17 @@ def graph_of(second, odometry_sigma=0.02):
     """Two scenes; the second has the shape ``second`` and lies beside the first, by a guess."""
     guess = Similarity(1.2, Rotation.from_rotvec([0, 0.3, 0]).as_matrix(), np.array([0.5, 0, 1]))
     before = [*way(), *second]
-    places = [*way(), *(guess @ S for S in second)]
+    poses = [*way(), *(guess @ S for S in second)]
     edges = [
         Edge(k, k + 1, before[k].inverse() @ before[k + 1], np.full(3, odometry_sigma))
         for k in range(2 * COUNT - 1)
         if k != COUNT - 1
     ]
     across = Edge(0, COUNT, IDENTITY, np.array([0.3, 0.3, 1.0]), loop=True)
-    part = [0] * COUNT + [1] * COUNT
+    component = [0] * COUNT + [1] * COUNT
     metric = np.zeros(2 * COUNT, bool)
     flags = [False] * len(edges) + [True]
-    return SceneGraph(places, before, part, [*edges, across], flags, metric)
+    return SceneGraph(poses, before, component, [*edges, across], flags, metric)
 
 
 def cameras(true, sigma=SIGMA):
@@ -51,27 +51,27 @@ def cameras(true, sigma=SIGMA):
     return out
 
 
-def errors(places, true):
-    return [float(np.linalg.norm(p.t - S.t)) for p, S in zip(places[COUNT:], true, strict=True)]
+def errors(poses, true):
+    return [float(np.linalg.norm(p.t - S.t)) for p, S in zip(poses[COUNT:], true, strict=True)]
 
 
-def apart(places, true):
+def apart(poses, true):
     """The largest error of a node of the second scene, seen from the first one's beside it."""
-    seen = [(places[k].inverse() @ places[COUNT + k]).t for k in range(COUNT)]
+    seen = [(poses[k].inverse() @ poses[COUNT + k]).t for k in range(COUNT)]
     wanted = [(S.inverse() @ true[k]).t for k, S in enumerate(way())]
     return float(np.linalg.norm(np.subtract(seen, wanted), axis=1).max())
 
 
-def shape_of(places):
-    return np.array([(places[0].inverse() @ S).t / 1.0 for S in places])
+def shape_of(poses):
+    return np.array([(poses[0].inverse() @ S).t / 1.0 for S in poses])
 
 
 def test_scenes_keep_their_shape_where_cameras_agree_with_it():
     beside = Similarity(1.0, np.eye(3), np.array([0.3, 0.0, 0.0]))
     true = [beside @ S for S in way()]
-    places = aligned(graph_of(way()), [], {}, {}, cameras(true))
-    assert max(errors(places, true)) < 1e-3
-    second = shape_of(places[COUNT:])
+    poses = aligned(graph_of(way()), [], {}, {}, cameras(true))
+    assert max(errors(poses, true)) < 1e-3
+    second = shape_of(poses[COUNT:])
     np.testing.assert_allclose(second / np.linalg.norm(second[-1]), shape_of(way()) / (COUNT - 1),
                                atol=1e-6)  # fmt: skip
 
@@ -82,8 +82,8 @@ def test_scenes_bend_where_cameras_contradict_their_shape(bend):
     both saw lie on each other only if they bend, each by about a half."""
     beside = Similarity(1.0, np.eye(3), np.array([0.3, 0.0, 0.0]))
     true = [beside @ S for S in way(bend)]
-    places = aligned(graph_of(way()), [], {}, {}, cameras(true))
-    off = apart(places, true)
+    poses = aligned(graph_of(way()), [], {}, {}, cameras(true))
+    off = apart(poses, true)
     assert off < 0.01
     assert off < 0.1 * apart([*way(), *(beside @ S for S in way())], true)
 
@@ -93,5 +93,5 @@ def test_certain_cameras_count_more():
         [Similarity(1.0, np.eye(3), np.array([x, 0.0, 0.0])) @ S for S in way()]
         for x in (0.3, 0.34)
     )
-    places = aligned(graph_of(way()), [], {}, {}, [*cameras(near), *cameras(far, 10 * SIGMA)])
-    assert max(errors(places, near)) < 0.004
+    poses = aligned(graph_of(way()), [], {}, {}, [*cameras(near), *cameras(far, 10 * SIGMA)])
+    assert max(errors(poses, near)) < 0.004

@@ -96,9 +96,9 @@ def coarse(walks):
 
 def error_of(folder, walks):
     """Root mean square error of all positions after a Sim(3) fit, metres."""
-    true = {f.stamp_ns: f.T_world_camera for frames, _ in walks for f in frames}
+    true = {f.stamp_ns: f.T_room_camera for frames, _ in walks for f in frames}
     poses = list(load_scene(folder).scene().poses)
-    ours = np.array([p.T_world_camera for p in poses])
+    ours = np.array([p.T_map_camera for p in poses])
     theirs = np.array([true[p.stamp_ns] for p in poses])
     off = fit_poses(ours, theirs).points(ours[:, :3, 3]) - theirs[:, :3, 3]
     return float(np.sqrt((off**2).sum(axis=1).mean()))

@@ -7,7 +7,7 @@ import pytest
 from rosbags.typesys import Stores, get_typestore
 
 from da3_ros.drawing.colormaps import colorize_depth
-from da3_ros.geometry.poses import T_MAP_WORLD
+from da3_ros.geometry.poses import T_ROS_MAP
 from da3_ros.messages import build
 from da3_ros.messages.build import OWN_MESSAGES, RosbagsLibrary, _own_definition
 from da3_ros.messages.camera_info import calibration_from_msg
@@ -126,7 +126,7 @@ def pose_ahead():
     T = np.eye(4)
     T[:3, :3] = [[0, 0, 1], [0, 1, 0], [-1, 0, 0]]
     T[:3, 3] = [1, 3, 2]
-    return T_MAP_WORLD @ T
+    return T_ROS_MAP @ T
 
 
 def test_pose_stands_in_map_axes():
@@ -177,7 +177,7 @@ def frame(depth, rgb):
     confidence[0] = np.nan
     return TrackedFrame(
         id=9, stamp_ns=STAMP, frame_id="cam", camera="front", image=rgb, depth_m=depth,
-        confidence=confidence, K=K, T_world_camera=np.eye(4), keyframe=True,
+        confidence=confidence, K=K, T_map_camera=np.eye(4), keyframe=True,
         scale=report.scale, window=report,
     )  # fmt: skip
 

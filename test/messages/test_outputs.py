@@ -28,7 +28,7 @@ def tracked(i, ids):
     return TrackedFrame(
         id=i, stamp_ns=i, frame_id="optical", camera="", image=np.zeros((4, 6, 3), np.uint8),
         depth_m=np.ones((4, 6), np.float32), confidence=np.ones((4, 6), np.float32),
-        K=np.diag([5.0, 5, 1]), T_world_camera=np.eye(4), keyframe=True, scale=Scale(),
+        K=np.diag([5.0, 5, 1]), T_map_camera=np.eye(4), keyframe=True, scale=Scale(),
         window=report,
     )  # fmt: skip
 
@@ -74,7 +74,7 @@ def test_where_the_map_lies_is_asked_anew_for_every_frame():
         T[0, 3] = next(places)
         return T
 
-    out = outputs(RosbagsLibrary(), T_map_world=owner, tf=lambda frame: [])
+    out = outputs(RosbagsLibrary(), T_ros_map=owner, tf=lambda frame: [])
     found = [
         message.pose.pose.position.x
         for i in range(2)

@@ -29,9 +29,9 @@ def reference_normalized(extrinsics):
 
 
 def walk(name, n=6):
-    """T_world_camera [1, n, 4, 4] of a synthetic walk."""
+    """T_room_camera [1, n, 4, 4] of a synthetic walk."""
     camera = SyntheticCamera(seed=1, size=(56, 42), walk=name, frames=20 * n)
-    return torch.as_tensor(camera.T_world_camera[::20][:n]).double()[None]
+    return torch.as_tensor(camera.T_room_camera[::20][:n]).double()[None]
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 6])

@@ -61,7 +61,7 @@ def degrees_between(A, B):
 
 
 def reference_cameras(ray, confidence):
-    """World-to-camera and K of the reference's solver, its global draws seeded here."""
+    """Room-to-camera and K of the reference's solver, its global draws seeded here."""
     from addict import Dict
 
     network = reference_cameras.network

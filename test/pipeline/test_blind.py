@@ -61,7 +61,7 @@ def faulty_run(fault, start=START, length=LENGTH, refine=False, size=SIZE):
 
 
 def odom(result):
-    return result.T_odom_world @ result.T_world_camera
+    return result.T_odom_map @ result.T_map_camera
 
 
 def steps(results):
@@ -76,7 +76,7 @@ def test_a_frame_that_shows_nothing_moves_nothing(fault):
         assert np.isnan(r.depth_m).all()
         assert not r.keyframe
         np.testing.assert_allclose(odom(r), odom(results[START - 1]), atol=1e-12)
-        np.testing.assert_allclose(r.T_world_camera, results[START - 1].T_world_camera)
+        np.testing.assert_allclose(r.T_map_camera, results[START - 1].T_map_camera)
     seen = pipeline.map.table.path.poses().rows["stamp_ns"]
     assert not set(seen.tolist()) & {r.stamp_ns for r in results if r.blind}
 
@@ -91,7 +91,7 @@ def test_odometry_and_map_stay_right(fault, refine):
     assert steps(results)[START - 1 :].max() < 2 * max(usual, steps(clean[1]).max())
     assert found["nees"] < max(MAX_NEES, 1.2 * clean[2]["nees"])
     assert found["with depth"] == 0
-    assert (found["found"], found["parts"], found["place"]) == (1, 1, "known")
+    assert (found["found"], found["components"], found["place"]) == (1, 1, "known")
     assert found["ate_m"] < 1.3 * clean[2]["ate_m"] + 0.001
 
 
@@ -111,7 +111,7 @@ def test_no_pose_is_invented_before_the_first_image(fault):
     for r in results[:LENGTH]:
         assert not r.posed
         assert np.isnan(r.depth_m).all()
-    np.testing.assert_allclose(results[LENGTH].T_world_camera, np.eye(4), atol=1e-9)
+    np.testing.assert_allclose(results[LENGTH].T_map_camera, np.eye(4), atol=1e-9)
     assert len(pipeline.map.table.path) == 22 - LENGTH
 
 
@@ -124,7 +124,7 @@ def test_results_are_the_same_without_the_blind_images(monkeypatch):
     _, without = run(kept, kept)
     seen = [r for r in results if not r.blind]
     for one, other in zip(seen, without, strict=True):
-        assert np.array_equal(one.T_world_camera, other.T_world_camera)
+        assert np.array_equal(one.T_map_camera, other.T_map_camera)
         assert np.array_equal(one.depth_m, other.depth_m, equal_nan=True)
 
 
@@ -143,7 +143,7 @@ def test_a_camera_is_found_where_it_was_before(refine):
     pipeline, results = run(frames, faulty, refine=refine)
     found = bench_blind.measured(frames, results, pipeline, 25, 42)
     assert 1 <= found["found"] <= 2
-    assert (found["parts"], found["place"]) == (1, "known")
+    assert (found["components"], found["place"]) == (1, "known")
     clean = bench_blind.measured(frames, *run(frames, frames, refine=refine)[::-1], 25, 0)
     assert found["ate_m"] < 1.5 * clean["ate_m"] + 0.002
 
@@ -153,7 +153,7 @@ class Described(bench_blind.BlindTruth):
 
     def infer(self, window):
         out = super().infer(window)
-        poses = [self._frames["", view.stamp_ns].T_world_camera for view in window.views]
+        poses = [self._frames["", view.stamp_ns].T_room_camera for view in window.views]
         described = [np.concatenate((3 * T[:3, 2], T[:3, 3])) for T in poses]
         return dataclasses.replace(out, descriptor=np.array(described, np.float32))
 
@@ -171,17 +171,17 @@ def test_a_camera_that_returns_far_away_is_found_by_its_keyframes(refine):
         results += pipeline.push(Frame(f.stamp_ns, f.image, calibration=camera.calibration))
         shared.append([a.view.id for a in pipeline.odometry.overlap_views.newest_views])
     assert [r.blind for r in results[dark.stop : dark.stop + 3]] == ["lost", "", ""]
-    assert len(pipeline.map.parts) == 1
+    assert len(pipeline.map.components) == 1
     assert min(shared[dark.stop + 1]) > dark.stop  # of what was seen before, keyframes only
-    true = [invert_pose(frames[0].T_world_camera) @ f.T_world_camera for f in frames]
+    true = [invert_pose(frames[0].T_room_camera) @ f.T_room_camera for f in frames]
     unit = float(np.nanmedian(results[0].depth_m / frames[0].depth))
     for r, T in list(zip(results, true, strict=True))[dark.stop + 1 :]:
-        assert np.linalg.norm(r.T_world_camera[:3, 3] - unit * T[:3, 3]) < 0.05 * unit
-        assert np.abs(r.T_world_camera[:3, :3] - T[:3, :3]).max() < 0.02
+        assert np.linalg.norm(r.T_map_camera[:3, 3] - unit * T[:3, 3]) < 0.05 * unit
+        assert np.abs(r.T_map_camera[:3, :3] - T[:3, :3]).max() < 0.02
 
 
 @pytest.mark.parametrize("refine", long_after(1, [False, True]))
-def test_a_camera_carried_to_another_room_begins_a_new_part(refine, caplog):
+def test_a_camera_carried_to_another_room_begins_a_new_component(refine, caplog):
     """Neither place nor motion is known then; nothing of the old map moves."""
     _, first = walk()
     _, other = walk(room=7)
@@ -190,17 +190,17 @@ def test_a_camera_carried_to_another_room_begins_a_new_part(refine, caplog):
     ]
     far = np.eye(4)
     far[0, 3] = 50.0
-    later = [dataclasses.replace(f, T_world_camera=far @ f.T_world_camera) for f in later]
+    later = [dataclasses.replace(f, T_room_camera=far @ f.T_room_camera) for f in later]
     frames = [*first, *later]
     faulty = bench_blind.with_fault(frames, "lens cap", len(first) - 8, 8)
     pipeline, results = run(frames, faulty, refine=refine)
     causes = [r.blind for r in results[len(first) :]]
     assert causes[:2] == ["lost", "lost"]
     assert not any(causes[2:])
-    assert len(pipeline.map.parts) == 2
-    assert not pipeline.map.place_known
+    assert len(pipeline.map.components) == 2
+    assert not pipeline.map.pose_known
     assert pipeline.counters["sight_not_found"] == 1
-    assert "a new segment begins" in caplog.text
+    assert "a new chain begins" in caplog.text
     assert all(r.covariance_odom is None for r in results[len(first) + 2 :])
     assert steps(results).max() < 2 * steps(results[: len(first) - 8]).max()
 
@@ -223,7 +223,7 @@ def test_views_that_agree_with_each_other_only_are_lost():
     pipeline, results = run(frames, faulty, Elsewhere(frames))
     causes = [r.blind for r in results[START + LENGTH :]]
     assert causes[:2] == ["lost", "lost"]
-    assert len(pipeline.map.parts) == 2
+    assert len(pipeline.map.components) == 2
 
 
 def test_what_is_switched_off_holds_nothing():
@@ -263,7 +263,7 @@ def test_a_blind_camera_of_a_rig_moves_with_the_others():
     names = ["front", "rear"]
     T_front_rear = np.eye(4)
     T_front_rear[0, 3] = 0.2
-    rear = [dataclasses.replace(f, T_world_camera=f.T_world_camera @ T_front_rear) for f in frames]
+    rear = [dataclasses.replace(f, T_room_camera=f.T_room_camera @ T_front_rear) for f in frames]
     session = TruthSession({"front": frames, "rear": rear}, seed=2)
     pipeline = Pipeline(config(cameras=names, **{"window.size": 8}), session)
     dark, results = set(range(START, START + LENGTH)), []
@@ -279,8 +279,8 @@ def test_a_blind_camera_of_a_rig_moves_with_the_others():
     depth = float(np.nanmedian(front[0].depth_m))
     unit = depth / float(np.median(frames[0].depth))
     for r, f in zip(front, frames, strict=True):
-        true = invert_pose(frames[0].T_world_camera) @ f.T_world_camera
-        assert np.linalg.norm(r.T_world_camera[:3, 3] - unit * true[:3, 3]) < 0.01 * depth
+        true = invert_pose(frames[0].T_room_camera) @ f.T_room_camera
+        assert np.linalg.norm(r.T_map_camera[:3, 3] - unit * true[:3, 3]) < 0.01 * depth
     assert steps(front).max() < 1.5 * np.median(steps(front[:START])) + 0.01 * depth
     for r, other in zip(front, (r for r in results if r.camera == "rear"), strict=True):
         if r.blind:  # with the errors of both cameras
@@ -305,7 +305,7 @@ def test_a_network_that_stays_uncertain_is_used_again():
     assert causes[:3] == ["uncertain"] * 3
     assert causes[3:5] == ["lost"] * 2
     assert not any(causes[5:])
-    assert len(pipeline.map.parts) == 2
+    assert len(pipeline.map.components) == 2
 
 
 @pytest.mark.parametrize("kind", ["repeats", "flickers"])
@@ -322,17 +322,17 @@ def test_a_camera_that_repeats_or_flickers_is_not_blind_for_ever(kind):
         later.append(dataclasses.replace(f, stamp_ns=stamp + 10**8, image=again))
     far = np.eye(4)
     far[0, 3] = 50.0
-    later = [dataclasses.replace(f, T_world_camera=far @ f.T_world_camera) for f in later]
+    later = [dataclasses.replace(f, T_room_camera=far @ f.T_room_camera) for f in later]
     frames = [*first, *later]
     faulty = bench_blind.with_fault(frames, "lens cap", len(first) - 8, 8)
     pipeline, results = run(frames, faulty, TruthSession(frames))
     causes = [r.blind for r in results[len(first) :: 2]]
     assert causes[:2] == ["lost", "lost"]
     assert not any(causes[2:])
-    assert len(pipeline.map.parts) == 2
+    assert len(pipeline.map.components) == 2
 
 
-def test_a_gap_without_any_view_before_begins_a_new_part():
+def test_a_gap_without_any_view_before_begins_a_new_component():
     """Also where keyframes were dropped meanwhile: the place is not known."""
     _, frames = walk()
     faulty = bench_blind.with_fault(frames, "black", START, LENGTH)
@@ -345,8 +345,8 @@ def test_a_gap_without_any_view_before_begins_a_new_part():
             )
             pipeline.odometry.overlap_views.forget_newest()
         results += pipeline.push(Frame(f.stamp_ns, f.image, calibration=walk()[0].calibration))
-    assert not pipeline.map.place_known
-    assert len(pipeline.map.parts) == 2
+    assert not pipeline.map.pose_known
+    assert len(pipeline.map.components) == 2
     assert results[-1].covariance_map is None
 
 
@@ -360,12 +360,12 @@ def test_poses_of_the_robot_go_on_in_the_dark():
     pipeline, results = Pipeline(config(**values), TruthSession(frames)), []
     for f in faulty:
         results += pipeline.push(Frame(
-            f.stamp_ns, f.image, calibration=walk()[0].calibration, T_prior_camera=f.T_world_camera
+            f.stamp_ns, f.image, calibration=walk()[0].calibration, T_prior_camera=f.T_room_camera
         ))  # fmt: skip
     blind = [i for i, r in enumerate(results) if r.blind]
     assert blind == [*range(START, START + LENGTH)]
     for a, b in itertools.pairwise(range(START - 1, len(frames))):
-        true = invert_pose(frames[a].T_world_camera) @ frames[b].T_world_camera
+        true = invert_pose(frames[a].T_room_camera) @ frames[b].T_room_camera
         step = invert_pose(odom(results[a])) @ odom(results[b])
         np.testing.assert_allclose(step[:3, 3], true[:3, 3], atol=0.01)
 
@@ -400,6 +400,6 @@ def test_the_shipped_network_is_not_misled(fault, start, refine):
     )
     assert found["step"] < 2 * clean["step"]
     assert found["nees"] < MAX_NEES
-    assert (found["with depth"], found["parts"], found["place"]) == (0, 1, "known")
+    assert (found["with depth"], found["components"], found["place"]) == (0, 1, "known")
     assert found["found"] == 1
     assert found["ate_m"] < 1.5 * clean["ate_m"] + 0.002

@@ -56,16 +56,14 @@ def test_a_place_in_a_loaded_map_is_kept_through_the_dark(folder, ring, mode):
     pipeline = resumed(folder, ring, walk, metric=True, mode=mode, **SIGHT)
     results = push_images(pipeline, walk, dark)
     assert blind(results) == [*dark]
-    assert pipeline.map.place_known
-    error = errors(results, walk, ring[0].T_world_camera)
+    assert pipeline.map.pose_known
+    error = errors(results, walk, ring[0].T_room_camera)
     seen = [i for i, r in enumerate(results) if r.covariance_map is not None and not r.blind]
     assert set(range(dark.stop, len(walk))) <= set(seen)
     before = [i for i in seen if i < dark.start]
     assert error[dark.stop :, 0].max() < 1.3 * error[before, 0].max() + 0.05
     for i in dark:
-        np.testing.assert_allclose(
-            results[i].T_world_camera, results[dark.start - 1].T_world_camera
-        )
+        np.testing.assert_allclose(results[i].T_map_camera, results[dark.start - 1].T_map_camera)
         assert np.trace(results[i].covariance_map) > np.trace(results[i - 1].covariance_map)
 
 
@@ -79,8 +77,8 @@ def test_a_camera_carried_in_the_dark_is_found_again_in_the_map(folder, ring, mo
     dark = range(len(there) - DARK, len(there))
     pipeline = resumed(folder, ring, walk, metric=True, mode=mode, **SIGHT)
     results = push_images(pipeline, walk, dark)
-    assert pipeline.map.place_known
-    error = errors(results, walk, ring[0].T_world_camera)
+    assert pipeline.map.pose_known
+    error = errors(results, walk, ring[0].T_room_camera)
     lost = [i for i, r in enumerate(results) if r.blind == "lost"]
     assert lost == [dark.stop, dark.stop + 1]
     known = [r.covariance_map is not None for r in results[lost[-1] + 1 :]]
@@ -99,8 +97,8 @@ def test_a_map_that_begins_in_the_dark_finds_its_place(folder, ring):
     assert blind(results) == [*range(DARK)]
     assert not pipeline.counters["sight_not_found"]
     assert not any(r.posed for r in results[:DARK])
-    assert pipeline.map.place_known
-    assert errors(results[-20:], walk, ring[0].T_world_camera)[:, 0].max() < 0.4
+    assert pipeline.map.pose_known
+    assert errors(results[-20:], walk, ring[0].T_room_camera)[:, 0].max() < 0.4
 
 
 @pytest.mark.long
@@ -112,6 +110,6 @@ def test_a_loop_is_closed_after_the_dark(ring):
     results = push_images(pipeline, walk, dark)
     assert blind(results) == [*dark]
     assert pipeline.loops.closed
-    assert len(pipeline.map.parts) == 1
-    error = errors(results, walk, walk[0].T_world_camera)
+    assert len(pipeline.map.components) == 1
+    error = errors(results, walk, walk[0].T_room_camera)
     assert error[-10:, 0].max() < 0.4

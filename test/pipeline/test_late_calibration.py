@@ -49,10 +49,10 @@ def run(pipeline, frames):
 
 def motion_errors(results, frames):
     """Errors of the motion since the first result, metres of one unit for all results."""
-    truth = {f.stamp_ns: f.T_world_camera for f in frames}
+    truth = {f.stamp_ns: f.T_room_camera for f in frames}
     true = [invert_pose(truth[results[0].stamp_ns]) @ truth[r.stamp_ns] for r in results]
-    T0 = results[0].T_odom_world @ results[0].T_world_camera
-    own = [invert_pose(T0) @ r.T_odom_world @ r.T_world_camera for r in results]
+    T0 = results[0].T_odom_map @ results[0].T_map_camera
+    own = [invert_pose(T0) @ r.T_odom_map @ r.T_map_camera for r in results]
     moved = np.array([T[:3, 3] for T in own]), np.array([T[:3, 3] for T in true])
     unit = (moved[0] * moved[1]).sum() / (moved[1] ** 2).sum()
     return np.linalg.norm(moved[0] / unit - moved[1], axis=1)
@@ -60,7 +60,7 @@ def motion_errors(results, frames):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("new", [1, 3])
-def test_a_late_calibration_continues_segment_and_map(bent, new):
+def test_a_late_calibration_continues_chain_and_map(bent, new):
     camera, raw, pinhole = bent
     session = ByCalibration(raw, pinhole)
     pipeline = Pipeline(settings(**{"window.new": new}), session)
@@ -72,14 +72,14 @@ def test_a_late_calibration_continues_segment_and_map(bent, new):
     points = len(pipeline.map)
     results = early + run(pipeline, frames[LATE:])
     assert [r.stamp_ns for r in results] == [f.stamp_ns for f in raw]
-    assert {r.window.segment for r in results} == {0}
+    assert {r.window.chain for r in results} == {0}
     assert all(r.window.aligned for r in results)
     assert len(pipeline.map) >= points > 0
-    assert pipeline.map.place_known
+    assert pipeline.map.pose_known
     assert pipeline.counters["late_calibrations"] == 1
     assert motion_errors(results[LATE:], raw).max() < 0.02
     step = np.linalg.norm(
-        [np.diff([r.T_world_camera[:3, 3] for r in results], axis=0)], axis=-1
+        [np.diff([r.T_map_camera[:3, 3] for r in results], axis=0)], axis=-1
     ).ravel()
     assert step[LATE - 1] < 2 * np.median(step)  # no jump where the calibration came
     for r in results[LATE:]:
@@ -120,12 +120,12 @@ def test_a_rectified_sample_is_the_same_point(bent):
     )
     turned = rectified_again(known, dataclasses.replace(camera.calibration, R=R), rectified=False)
     T = turned.T_local_camera
-    world = turned.depth[:, None] * turned.rays() @ T[:3, :3].T
-    ahead = world[:, :2] / world[:, 2:]
+    points = turned.depth[:, None] * turned.rays() @ T[:3, :3].T
+    ahead = points[:, :2] / points[:, 2:]
     seen = ahead @ frame.K[:2, :2] + frame.K[:2, 2]  # in the pinhole camera that is not turned
     inside = ((seen >= 0) & (seen < SIZE)).all(axis=1)
     x, y = seen[inside].astype(int).T
-    error = np.abs(np.log(world[inside, 2] / pinhole[0].depth[y, x]))
+    error = np.abs(np.log(points[inside, 2] / pinhole[0].depth[y, x]))
     assert np.median(error) < 0.02
 
 
@@ -143,7 +143,7 @@ def test_the_mask_is_rectified_with_its_image(bent):
 
 
 @pytest.mark.slow
-def test_a_zoom_continues_the_segment(bent):
+def test_a_zoom_continues_the_chain(bent):
     """Earlier views keep the calibration that they were taken with."""
     options = {"seed": 3, "size": SIZE, "walk": "loop", "frames": COUNT}
     wide = SyntheticCamera(**options, fov_deg=65.0)
@@ -151,7 +151,7 @@ def test_a_zoom_continues_the_segment(bent):
     mixed = list(wide)[:LATE] + list(tele)[LATE:]
     pipeline = Pipeline(settings(), TruthSession(mixed))
     results = run(pipeline, [to_frame(wide if i < LATE else tele, f) for i, f in enumerate(mixed)])
-    assert {r.window.segment for r in results} == {0}
+    assert {r.window.chain for r in results} == {0}
     assert all(r.window.aligned for r in results)
     assert motion_errors(results, mixed).max() < 0.02
     assert [r.K[0, 0] for r in results] == pytest.approx([f.K[0, 0] for f in mixed])
@@ -185,7 +185,7 @@ def test_with_refinement_the_late_calibration_holds(bent):
         for i, f in enumerate(raw)
     ]
     results = run(pipeline, frames)
-    assert {r.window.segment for r in results} == {0}
+    assert {r.window.chain for r in results} == {0}
     assert pipeline.refinement.focal_sources == {"": "camera_info"}
     assert pipeline.counters["refinement_failed"] == 0
     assert motion_errors(results[LATE:], raw).max() < 0.05

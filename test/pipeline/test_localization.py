@@ -17,7 +17,7 @@ from da3_ros.live.map_fault import map_fault
 from da3_ros.mapping import loop_closure, submap_graph
 from da3_ros.mapping import submaps as submap_store
 from da3_ros.mapping.loop_closure import LoopClosure
-from da3_ros.mapping.place_hint import PlaceHint
+from da3_ros.mapping.pose_hint import PoseHint
 from da3_ros.parameter_schema import ConfigError
 from da3_ros.synthetic.truth import Noise
 
@@ -66,11 +66,11 @@ def test_the_camera_is_followed_for_rounds_and_the_map_stays(folder, known, ring
     pipeline = resumed(folder, known, walk, metric=True, **LOCALIZE)
     before = pipeline.snapshot()
     results = push(pipeline, walk[:30])
-    assert pipeline.map.place_known
+    assert pipeline.map.pose_known
     revision = pipeline.map.revision
     results += push(pipeline, walk[30:])
     assert pipeline.loops.closed > 5
-    found = errors(results, walk, ring[0].T_world_camera)
+    found = errors(results, walk, ring[0].T_room_camera)
     known = np.array([r.covariance_map is not None for r in results])
     assert known.sum() > 0.9 * len(walk)
     assert np.median(found[known, 0]) < 0.15
@@ -96,7 +96,7 @@ def test_drift_is_corrected_which_odometry_alone_would_keep(folder, known, ring,
     def typical():
         pipeline = resumed(folder, known, walk, metric=True, noise=SHAKY, **LOCALIZE)
         results = push(pipeline, walk)
-        return np.median(errors(results, walk, ring[0].T_world_camera)[-60:, 0]), pipeline
+        return np.median(errors(results, walk, ring[0].T_room_camera)[-60:, 0]), pipeline
 
     corrected, pipeline = typical()
     looks = pipeline.loops.closed
@@ -136,28 +136,28 @@ def test_memory_and_tables_do_not_grow(folder, known, ring, monkeypatch):
         )
         assert len(pipeline.map.localized.submaps) <= 4
         assert len(pipeline.map.table.submaps) <= 2 * (own + 64)
-        assert len(pipeline.map.parts_of_scene._begins) <= 3
+        assert len(pipeline.map.components_of_scene._begins) <= 3
         sizes.add(pipeline.map.nbytes - pipeline.map.table.live_path.nbytes)
-    assert pipeline.map.place_known
+    assert pipeline.map.pose_known
     assert len(sizes) == 1
     # The path: all poses, those of submaps that left too.
     poses = pipeline.poses()
     assert [p.stamp_ns for p in poses] == [f.stamp_ns for f in walk[2:]]  # without a scale yet
-    true = {f.stamp_ns: invert_pose(ring[0].T_world_camera) @ f.T_world_camera for f in walk}
-    away = [np.linalg.norm(p.T_world_camera[:3, 3] - true[p.stamp_ns][:3, 3]) for p in poses]
+    true = {f.stamp_ns: invert_pose(ring[0].T_room_camera) @ f.T_room_camera for f in walk}
+    away = [np.linalg.norm(p.T_map_camera[:3, 3] - true[p.stamp_ns][:3, 3]) for p in poses]
     assert np.median(away[30:]) < 0.2
 
 
-def test_the_path_shows_nothing_at_a_guessed_place(folder, known, ring):
+def test_the_path_shows_no_unconnected_component(folder, known, ring):
     other = [dataclasses.replace(f, stamp_ns=f.stamp_ns + 5 * LATER) for f in ring[:12]]
     pipeline = resumed(folder, known, other, metric=True, **LOCALIZE)
     for f in other:  # looks like nothing that was seen
-        pipeline.session.descriptors[f.stamp_ns] = -descriptor_at(f.T_world_camera + 50)
+        pipeline.session.descriptors[f.stamp_ns] = -descriptor_at(f.T_room_camera + 50)
     results = push(pipeline, other)
-    assert not pipeline.map.place_known
+    assert not pipeline.map.pose_known
     assert len(pipeline.path()) == 0
     assert len(pipeline.poses()) == len(results) - sum(not r.scale.metric for r in results)
-    assert pipeline.map.view.path_scene(np.eye(4)).parts == (1,)
+    assert pipeline.map.view.path_scene(np.eye(4)).components == (1,)
     assert len(pipeline.map.view.thinned(10**6, np.eye(4)).cloud()) > 1000  # the map is shown
 
 
@@ -174,20 +174,20 @@ def test_the_mode_changes_while_frames_arrive(ring, tmp_path):
     results += push(pipeline, walk[:FRAMES])
     assert len(pipeline.map) == points
     assert dict(pipeline.map.submaps) == submaps
-    assert pipeline.map.place_known
+    assert pipeline.map.pose_known
     assert pipeline.loops.closed > 2
     pipeline.reconfigure(mapping)
     results += push(pipeline, walk[FRAMES:])
     assert len(pipeline.map) > points
-    assert {s.part for s in pipeline.map.submaps.values()} == {0}
+    assert {s.component for s in pipeline.map.submaps.values()} == {0}
     assert len(results) == 3 * FRAMES
     steps = [
-        np.linalg.norm((invert_pose(a.T_odom_world @ a.T_world_camera) @ b.T_odom_world
-                        @ b.T_world_camera)[:3, 3])
+        np.linalg.norm((invert_pose(a.T_odom_map @ a.T_map_camera) @ b.T_odom_map
+                        @ b.T_map_camera)[:3, 3])
         for a, b in itertools.pairwise(results)
     ]  # fmt: skip
     assert max(steps[5:]) < 4 * np.median(steps)
-    found = errors(results[-60:], walk, ring[0].T_world_camera)
+    found = errors(results[-60:], walk, ring[0].T_room_camera)
     assert np.median(found[:, 0]) < 0.4
     # What was saved can be continued: ids of submaps that had no points are not used again.
     again = load_scene(saved(pipeline, tmp_path))
@@ -195,9 +195,9 @@ def test_the_mode_changes_while_frames_arrive(ring, tmp_path):
     later.resume(again)
     last = [dataclasses.replace(f, stamp_ns=f.stamp_ns + 9 * LATER) for f in ring[:30]]
     later.session._frames |= {("", f.stamp_ns): f for f in last}
-    later.session.descriptors |= {f.stamp_ns: descriptor_at(f.T_world_camera) for f in last}
+    later.session.descriptors |= {f.stamp_ns: descriptor_at(f.T_room_camera) for f in last}
     push(later, last)
-    assert later.map.place_known
+    assert later.map.pose_known
 
 
 def test_a_loop_that_is_being_solved_corrects_the_map_before_it_is_read_only(known, monkeypatch):
@@ -239,11 +239,11 @@ def test_a_camera_that_was_carried_is_found_anew(folder, known, ring):
     first, second = rounds(ring, 1)[20:50], rounds(ring, 1, first_ns=LATER // 2)[70:100]
     pipeline = resumed(folder, known, [*first, *second], metric=True, **LOCALIZE)
     push(pipeline, first)
-    assert pipeline.map.place_known
+    assert pipeline.map.pose_known
     results = push(pipeline, second)  # the stamps jump back
     assert results[0].covariance_map is None
-    assert pipeline.map.place_known
-    found = errors(results[-8:], second, ring[0].T_world_camera)
+    assert pipeline.map.pose_known
+    found = errors(results[-8:], second, ring[0].T_room_camera)
     assert np.median(found[:, 0]) < 0.3
 
 
@@ -251,24 +251,24 @@ def test_a_hint_makes_a_localized_camera_look_anew(folder, known, ring):
     walk = rounds(ring, 1)[20:80]
     pipeline = resumed(folder, known, walk, metric=True, **LOCALIZE)
     push(pipeline, walk[:30])
-    assert pipeline.map.place_known
-    T = pipeline.scene_map.T_map_world @ invert_pose(ring[0].T_world_camera)
-    x, y = (T @ walk[30].T_world_camera)[:2, 3]
-    assert pipeline.look_near(PlaceHint.on_map(x, y, 1.0))
-    assert not pipeline.map.place_known
+    assert pipeline.map.pose_known
+    T = pipeline.scene_map.T_ros_map @ invert_pose(ring[0].T_room_camera)
+    x, y = (T @ walk[30].T_room_camera)[:2, 3]
+    assert pipeline.look_near(PoseHint.on_map(x, y, 1.0))
+    assert not pipeline.map.pose_known
     results = push(pipeline, walk[30:])
     assert results[0].covariance_map is None
-    assert pipeline.map.place_known
-    odom = [r.T_odom_world @ r.T_world_camera for r in results]
+    assert pipeline.map.pose_known
+    odom = [r.T_odom_map @ r.T_map_camera for r in results]
     steps = [np.linalg.norm((invert_pose(a) @ b)[:3, 3]) for a, b in itertools.pairwise(odom)]
     assert max(steps) < 4 * np.median(steps)
-    found = errors(results[-8:], walk, ring[0].T_world_camera)
+    found = errors(results[-8:], walk, ring[0].T_room_camera)
     assert np.median(found[:, 0]) < 0.5
 
 
 def test_a_hint_does_not_split_a_growing_map(mapped):
-    assert not mapped.look_near(PlaceHint.on_map(0, 0, 1.0))
-    assert mapped.map.place_known
+    assert not mapped.look_near(PoseHint.on_map(0, 0, 1.0))
+    assert mapped.map.pose_known
 
 
 def test_localization_without_a_map_is_told_once(ring, caplog):
@@ -296,7 +296,7 @@ def test_a_map_in_which_no_place_can_be_found_is_a_fault(folder, known, ring):
     assert map_fault(pipeline) == ""
     unrecognised = dataclasses.replace(pipeline.snapshot(), recognition=None)
     pipeline.resume(unrecognised)
-    assert "no keyframes that recognise its places" in map_fault(pipeline)
+    assert "no keyframes that recognise its locations" in map_fault(pipeline)
 
 
 def test_localization_needs_loops():
@@ -322,7 +322,7 @@ def test_scale_of_a_map_without_own_source_is_corrected_by_each_loop(folder, kno
 def unlike(pipeline, frames):
     """Makes frames look like nothing that the map has, but like each other."""
     for f in frames:
-        pipeline.session.descriptors[f.stamp_ns] = -descriptor_at(f.T_world_camera + 50)
+        pipeline.session.descriptors[f.stamp_ns] = -descriptor_at(f.T_room_camera + 50)
 
 
 def test_a_place_that_was_never_found_is_not_known_when_the_map_grows_again(ring, tmp_path):
@@ -336,7 +336,7 @@ def test_a_place_that_was_never_found_is_not_known_when_the_map_grows_again(ring
     push(pipeline, other[:30])
     pipeline.reconfigure(dataclasses.replace(pipeline.config, mode="mapping"))
     push(pipeline, other[30:])
-    assert not pipeline.map.place_known
+    assert not pipeline.map.pose_known
     (tmp_path / "again").mkdir()
     again = load_scene(saved(pipeline, tmp_path / "again"))
     ids = {s.id for s in again.submaps}
@@ -348,18 +348,18 @@ def test_a_place_that_was_never_found_is_not_known_when_the_map_grows_again(ring
     unlike(last, [*other, *third])
     results = push(last, third)
     assert last.loops.closed > 0  # it is where the second session was
-    assert not last.map.place_known
+    assert not last.map.pose_known
     assert all(r.covariance_map is None for r in results)
 
 
 def test_a_map_that_begins_after_localization_has_a_known_place(ring):
     pipeline = opened(ring[:40], metric=True, **LOCALIZE)
     push(pipeline, ring[:10])
-    assert pipeline.look_near(PlaceHint.on_map(0, 0, 1.0))
+    assert pipeline.look_near(PoseHint.on_map(0, 0, 1.0))
     push(pipeline, ring[10:15])
     pipeline.reconfigure(dataclasses.replace(pipeline.config, mode="mapping"))
     results = push(pipeline, ring[15:40])
-    assert {s.part for s in pipeline.map.submaps.values()} == {0}
+    assert {s.component for s in pipeline.map.submaps.values()} == {0}
     assert results[-1].covariance_map is not None
 
 
@@ -370,7 +370,7 @@ def test_limits_do_not_cut_a_read_only_map(folder, known):
 
 
 @pytest.mark.long
-def test_parts_that_were_never_found_leave_no_trace(folder, known, ring):
+def test_components_that_were_never_found_leave_no_trace(folder, known, ring):
     """Each jump of the clock begins one."""
     walks = [rounds(ring, 1, first_ns=(90 - n) * LATER)[:34] for n in range(8)]
     pipeline = resumed(folder, known, [f for walk in walks for f in walk], metric=True, **LOCALIZE)
@@ -378,8 +378,8 @@ def test_parts_that_were_never_found_leave_no_trace(folder, known, ring):
     for walk in walks:
         unlike(pipeline, walk)
         push(pipeline, walk)
-        sizes.append(len(pipeline.map.parts_of_scene._begins))
-    assert not pipeline.map.place_known
+        sizes.append(len(pipeline.map.components_of_scene._begins))
+    assert not pipeline.map.pose_known
     assert max(sizes) <= submap_store.MAX_SUBMAPS + 2
 
 
@@ -389,4 +389,4 @@ def test_a_map_that_recognises_nothing_is_named(ring, caplog):
     values = dataclasses.replace(pipeline.config.loop, enabled=True)
     pipeline.reconfigure(dataclasses.replace(pipeline.config, mode="localization", loop=values))
     push(pipeline, ring[20:30])
-    assert caplog.text.count("no keyframes that recognise its places") == 1
+    assert caplog.text.count("no keyframes that recognise its locations") == 1

@@ -38,8 +38,8 @@ class ConfusedTruth(DescribedTruth):
         known = self._frames
         if window.new == 0:
             self._frames = {
-                k: dataclasses.replace(f, T_world_camera=shifted(f, -APART))
-                if f.T_world_camera[0, 3] > 20
+                k: dataclasses.replace(f, T_room_camera=shifted(f, -APART))
+                if f.T_room_camera[0, 3] > 20
                 else f
                 for k, f in known.items()
             }
@@ -94,8 +94,8 @@ def run(truth, session, metric_model=None, patient=True, **values):
 
 def error(pipeline, truth):
     """ATE of the path as the map has it now."""
-    ours = np.array([p.T_world_camera for p in pipeline.poses()])
-    return trajectory_error(ours, np.array([f.T_world_camera for f in truth]))
+    ours = np.array([p.T_map_camera for p in pipeline.poses()])
+    return trajectory_error(ours, np.array([f.T_room_camera for f in truth]))
 
 
 @pytest.mark.long
@@ -126,15 +126,15 @@ def test_coming_back_takes_the_drift_out_of_path_and_points(ring, closed, unclos
 def test_odometry_never_jumps_and_the_map_does(closed):
     _, results = closed
     jump = next(i for i, r in enumerate(results) if r.window.loop_closed)
-    in_odom = [r.T_odom_world @ r.T_world_camera for r in results]
+    in_odom = [r.T_odom_map @ r.T_map_camera for r in results]
     steps = [
         [np.linalg.norm(b[:3, 3] - a[:3, 3]) for a, b in itertools.pairwise(T)]
-        for T in (in_odom, [r.T_world_camera for r in results])
+        for T in (in_odom, [r.T_map_camera for r in results])
     ]
     usual = max(np.delete(steps[0], jump - 1))
     assert steps[0][jump - 1] <= usual
     assert steps[1][jump - 1] > 2 * steps[0][jump - 1]
-    turn = results[jump].T_odom_world
+    turn = results[jump].T_odom_map
     np.testing.assert_allclose(turn[:3, :3] @ turn[:3, :3].T, np.eye(3), atol=1e-9)  # rigid
 
 
@@ -171,20 +171,18 @@ def test_similar_rooms_are_not_joined(monkeypatch):
         dataclasses.replace(
             one[-1],
             stamp_ns=(60 + i + 1) * STEP_NS,
-            T_world_camera=shifted(one[-1], APART * i / 20),
+            T_room_camera=shifted(one[-1], APART * i / 20),
         )
         for i in range(20)
     ]
     twin = [
-        dataclasses.replace(
-            f, stamp_ns=f.stamp_ns + 80 * STEP_NS, T_world_camera=shifted(f, APART)
-        )
+        dataclasses.replace(f, stamp_ns=f.stamp_ns + 80 * STEP_NS, T_room_camera=shifted(f, APART))
         for f in one
     ]
     truth = one + gap + twin
-    descriptors = {f.stamp_ns: descriptor_at(f.T_world_camera) for f in one + gap}
+    descriptors = {f.stamp_ns: descriptor_at(f.T_room_camera) for f in one + gap}
     descriptors |= {
-        t.stamp_ns: descriptor_at(f.T_world_camera) for f, t in zip(one, twin, strict=True)
+        t.stamp_ns: descriptor_at(f.T_room_camera) for f, t in zip(one, twin, strict=True)
     }
     session = ConfusedTruth(truth, 0, descriptors, Noise(0.01, 0.01, 0.003, 0.1, 0.005))
     pipeline, _ = run(truth, session)
@@ -224,8 +222,8 @@ def test_known_metres_stay(short_ring):
     pipeline, results = run(short_ring, session, MetricModel(), **values)
     assert pipeline.loops.closed >= 1
     assert {round(s.T_map_submap.scale, 9) for s in pipeline.map.submaps.values()} == {1.0}
-    true = {f.stamp_ns: f.T_world_camera for f in short_ring}
-    ours = {p.stamp_ns: p.T_world_camera for p in pipeline.poses()}
+    true = {f.stamp_ns: f.T_room_camera for f in short_ring}
+    ours = {p.stamp_ns: p.T_map_camera for p in pipeline.poses()}
     first, last = short_ring[0].stamp_ns, short_ring[-1].stamp_ns
     here, there = (invert_pose(T[first]) @ T[last] for T in (ours, true))
     assert np.linalg.norm(here[:3, 3] - there[:3, 3]) < 0.5
@@ -233,8 +231,8 @@ def test_known_metres_stay(short_ring):
 
 
 @pytest.mark.slow
-def test_a_loop_ties_a_segment_after_being_lost_to_the_rest(wide_ring):
-    """Windows that nothing fits start a segment with a unit of its own; coming back mends it."""
+def test_a_loop_ties_a_chain_after_being_lost_to_the_rest(wide_ring):
+    """Windows that nothing fits start a chain with a unit of its own; coming back mends it."""
     half = wide_ring[88].stamp_ns
 
     class Lost(DescribedTruth):
@@ -249,14 +247,15 @@ def test_a_loop_ties_a_segment_after_being_lost_to_the_rest(wide_ring):
 
     plain, _ = run(wide_ring, Lost(wide_ring), **{"loop.enabled": False})
     pipeline, results = run(wide_ring, Lost(wide_ring))
-    assert results[-1].window.segment > 0
+    assert results[-1].window.chain > 0
     assert pipeline.loops.closed >= 1
     assert error(pipeline, wide_ring) < 0.5 * error(plain, wide_ring)
-    # A guess until the loop: then its place is known, and what it saw is one part with the rest.
-    assert plain.scene().guessed >= 1
-    assert not plain.map.place_known
-    assert pipeline.map.place_known
-    lost = [r for r in results if r.window.segment > 0]
+    # Unknown until the loop: then its pose is known, and what it saw is one component with the
+    # rest.
+    assert plain.scene().unconnected >= 1
+    assert not plain.map.pose_known
+    assert pipeline.map.pose_known
+    lost = [r for r in results if r.window.chain > 0]
     assert lost[0].covariance_map is None
     assert results[-1].covariance_map is not None
     assert all(r.covariance_odom is None for r in lost)
@@ -298,7 +297,7 @@ def test_covariance_is_in_the_axes_of_the_map(ring):
 @pytest.mark.slow
 def test_after_a_loop_pose_errors_match_their_covariance(short_ring):
     """Squared errors of the map's poses over their covariance, over runs; one is right."""
-    first, runs, found = invert_pose(short_ring[0].T_world_camera), 3, []
+    first, runs, found = invert_pose(short_ring[0].T_room_camera), 3, []
     for seed in range(runs):
         pipeline, results = run(short_ring, DescribedTruth(short_ring, seed=seed))
         unit = float(np.exp(np.random.default_rng(seed).normal(0, 0.5)))
@@ -306,9 +305,9 @@ def test_after_a_loop_pose_errors_match_their_covariance(short_ring):
         last = max(i for i, r in enumerate(results) if r.window.loop_closed)
         values = []
         for r, f in zip(results[last:], short_ring[last:], strict=True):
-            true = first @ f.T_world_camera
-            turn = Rotation.from_matrix(r.T_world_camera[:3, :3] @ true[:3, :3].T).as_rotvec()
-            off = np.concatenate([r.T_world_camera[:3, 3] - unit * true[:3, 3], turn])
+            true = first @ f.T_room_camera
+            turn = Rotation.from_matrix(r.T_map_camera[:3, :3] @ true[:3, :3].T).as_rotvec()
+            off = np.concatenate([r.T_map_camera[:3, 3] - unit * true[:3, 3], turn])
             values.append(off @ np.linalg.solve(r.covariance_map, off) / 6)
         found.append(np.mean(values))
     low, high = chi2.ppf([0.025, 0.975], 6 * runs) / (6 * runs)
@@ -334,7 +333,7 @@ class Halved(DescribedTruth, Memory):
 def test_loops_are_closed_across_a_change_of_the_images_size(short_ring):
     pipeline, results = run(short_ring, Halved(short_ring))
     assert {r.depth_m.shape for r in results} == {(70, 84), (42, 56)}
-    assert {r.window.segment for r in results} == {0}
+    assert {r.window.chain for r in results} == {0}
     assert pipeline.loops.closed >= 1
 
 

@@ -61,7 +61,7 @@ class ConfusedTruth(TruthSession):
             offset = np.array([50.0, 0, 0])
             if pair is not None:
                 self.fused.append(pair)
-                old, new = (known["", s].T_world_camera for s in pair)
+                old, new = (known["", s].T_room_camera for s in pair)
                 offset = old[:3, 3] - new[:3, 3]
             later = min(v.stamp_ns for v in window.views[len(window.views) // 2 :])
             self._frames = {
@@ -74,9 +74,9 @@ class ConfusedTruth(TruthSession):
 
 
 def moved(frame, offset):
-    T = frame.T_world_camera.copy()
+    T = frame.T_room_camera.copy()
     T[:3, 3] += offset
-    return dataclasses.replace(frame, T_world_camera=T)
+    return dataclasses.replace(frame, T_room_camera=T)
 
 
 def run(truth, session):
@@ -104,7 +104,7 @@ def test_similar_tiles_are_found_and_never_joined():
         closer = pipeline.loops
         assert len(session.fused) >= 2  # shown to the network, which takes them for one
         assert pipeline.loops.closed == 0
-        assert pipeline.odometry.segment == 0
+        assert pipeline.odometry.chain == 0
         assert closer.found >= 2  # verified, within drift: one such loop is not enough
 
 

@@ -62,7 +62,7 @@ def test_the_map_moves_to_the_surfaces(walk, before, followed):
 
 def test_odometry_does_not_jump_and_the_pose_does(walk, before, followed):
     def in_odom(r):
-        return r.T_odom_world @ r.T_world_camera
+        return r.T_odom_map @ r.T_map_camera
 
     results = followed[2]
     metric = [i for i, r in enumerate(results) if r.scale.metric and i]
@@ -70,17 +70,17 @@ def test_odometry_does_not_jump_and_the_pose_does(walk, before, followed):
         step = invert_pose(in_odom(results[i])) @ in_odom(results[j])
         plain = invert_pose(in_odom(before[1][i])) @ in_odom(before[1][j])
         np.testing.assert_allclose(step, plain, atol=1e-6)
-    poses = [(followed[1].scene_map.T_map_world @ r.T_world_camera)[:3, 3] for r in results]
+    poses = [(followed[1].scene_map.T_ros_map @ r.T_map_camera)[:3, 3] for r in results]
     assert np.linalg.norm(poses[AT] - poses[AT - 1]) > 0.2
-    true = (slam.T_SLAM_ROOM @ walk[0][AT].T_world_camera)[:3, 3]
+    true = (slam.T_SLAM_ROOM @ walk[0][AT].T_room_camera)[:3, 3]
     assert np.linalg.norm(poses[AT] - true) < 0.05
     assert all(r.covariance_map is None for r in results)
 
 
 def largest_step(pipeline, frames):
     """The largest error of the motion from frame to frame: a gap between two submaps."""
-    true = {f.stamp_ns: f.T_world_camera for f in frames}
-    pairs = itertools.pairwise((p.T_world_camera, true[p.stamp_ns]) for p in pipeline.poses())
+    true = {f.stamp_ns: f.T_room_camera for f in frames}
+    pairs = itertools.pairwise((p.T_map_camera, true[p.stamp_ns]) for p in pipeline.poses())
     return max(
         np.linalg.norm((invert_pose(a) @ b)[:3, 3] - (invert_pose(x) @ y)[:3, 3])
         for (a, x), (b, y) in pairs
@@ -101,7 +101,7 @@ def test_noise_of_odometry_parts_submaps_by_millimetres(walk):
         turn = np.radians(0.1) * rng.normal(size=3)
         noise[:3, :3] = Rotation.from_rotvec(turn).as_matrix()
         noise[:3, 3] = 0.003 * rng.normal(size=3)
-        priors.append(frame.T_world_camera @ noise)
+        priors.append(frame.T_room_camera @ noise)
     there = np.eye(4)
     there[0, 3] = 30.0
     talk = [slam.SlamPose(slam.T_SLAM_ROOM)] * 100 + [slam.SlamPose(there @ slam.T_SLAM_ROOM)] * 10
@@ -186,8 +186,8 @@ def test_a_correction_before_the_scale_is_known_waits(walk, caplog):
 def test_what_is_known_at_the_first_frame_places_the_map(walk):
     frames, priors = walk
     pipeline, results = run(walk, settings("tf"), by_tf(frames, priors, ())[:3])
-    at = pipeline.scene_map.T_map_world @ results[0].T_world_camera
-    np.testing.assert_allclose(at, slam.T_SLAM_ROOM @ frames[0].T_world_camera, atol=1e-9)
+    at = pipeline.scene_map.T_ros_map @ results[0].T_map_camera
+    np.testing.assert_allclose(at, slam.T_SLAM_ROOM @ frames[0].T_room_camera, atol=1e-9)
     assert pipeline.scene_map.map_placed
 
 
@@ -196,9 +196,9 @@ def test_what_is_known_later_places_the_map_then(walk):
     frames, priors = walk
     late = [s if i >= 40 else None for i, s in enumerate(by_tf(frames, priors, {AT}))]
     pipeline, _ = run(walk, settings("tf"), late)
-    at = {p.stamp_ns: p.T_world_camera for p in pipeline.poses()}[frames[-1].stamp_ns]
-    true = slam.T_SLAM_ROOM @ frames[-1].T_world_camera
-    ours = pipeline.scene_map.T_map_world @ at
+    at = {p.stamp_ns: p.T_map_camera for p in pipeline.poses()}[frames[-1].stamp_ns]
+    true = slam.T_SLAM_ROOM @ frames[-1].T_room_camera
+    ours = pipeline.scene_map.T_ros_map @ at
     assert np.linalg.norm(ours[:3, 3] - true[:3, 3]) < 0.05
 
 
@@ -213,7 +213,7 @@ def test_reset_begins_a_scene_in_the_other_map(walk, corrections):
 
 
 @pytest.mark.long
-def test_a_part_after_a_time_jump_gets_its_place(walk):
+def test_a_component_after_a_time_jump_gets_its_place(walk):
     """The recording begins anew elsewhere on the way; the transform still tells where that is."""
     frames, priors = walk
     config = settings("tf")
@@ -221,16 +221,16 @@ def test_a_part_after_a_time_jump_gets_its_place(walk):
     talk = by_tf(frames, priors, ())
     run(walk, config, talk[:70], pipeline)
     run(walk, config, talk[:60], pipeline, begin=30)
-    assert {s.segment for s in pipeline.map.submaps.values()} == {0, 1}
-    assert pipeline.map.place_known
-    assert len(pipeline.map.parts) == 1
+    assert {s.chain for s in pipeline.map.submaps.values()} == {0, 1}
+    assert pipeline.map.pose_known
+    assert len(pipeline.map.components) == 1
     plain, _ = run(walk, config, talk[:70])
     was, now = (np.quantile(errors(p, frames), 0.95) for p in (plain, pipeline))
     assert now < was + 0.03
 
 
 @pytest.mark.long
-def test_stored_keyframes_and_saved_scenes_have_the_new_places(walk, tmp_path):
+def test_stored_keyframes_and_saved_scenes_have_the_new_poses(walk, tmp_path):
     frames, _priors = walk
     config = settings("tf")
     pipeline = slam.open_pipeline(frames, config)
@@ -240,14 +240,14 @@ def test_stored_keyframes_and_saved_scenes_have_the_new_places(walk, tmp_path):
     assert pipeline.scene_map.finish_recording(10)
     save_scene(pipeline.snapshot(), tmp_path / "scene")
     saved = load_scene(tmp_path / "scene")
-    places = {s.id: s.T_map_submap for s in pipeline.map.submaps.values()}
+    poses = {s.id: s.T_map_submap for s in pipeline.map.submaps.values()}
     unit = pipeline.scale.metres
     for submap in saved.submaps:
-        np.testing.assert_allclose(submap.T_map_submap.t, unit * places[submap.id].t)
+        np.testing.assert_allclose(submap.T_map_submap.t, unit * poses[submap.id].t)
     with StoredScene.open(tmp_path / "keyframes") as stored:
-        for id, place in places.items():
-            np.testing.assert_allclose(stored.places[id].T_map_submap.t, place.t)
-        np.testing.assert_allclose(stored.map.T_map_world, pipeline.scene_map.T_map_world)
+        for id, pose in poses.items():
+            np.testing.assert_allclose(stored.submaps[id].T_map_submap.t, pose.t)
+        np.testing.assert_allclose(stored.map.T_ros_map, pipeline.scene_map.T_ros_map)
 
 
 BAD = [
@@ -388,7 +388,7 @@ def test_corrections_wait_until_the_place_in_a_loaded_scene_is_known(walk, caplo
     with caplog.at_level(logging.WARNING):
         run(walk, config, by_tf(*walk, {80})[:90], pipeline, begin=60)
     assert pipeline.scene_map.following.count == 0
-    assert sum("until the place in the map is known" in r.message for r in caplog.records) == 1
+    assert sum("until the pose in the map is known" in r.message for r in caplog.records) == 1
     before = {s.id: s.T_map_submap for s in first.snapshot().submaps}
     for submap in pipeline.snapshot().submaps:
         if submap.id in before:

@@ -7,7 +7,7 @@ from support.ring import STEP_NS, walked
 from support.sessions import LATER, opened, push, resumed, saved
 
 from da3_ros.mapping.map_table import MapListener
-from da3_ros.mapping.place_hint import PlaceHint
+from da3_ros.mapping.pose_hint import PoseHint
 from da3_ros.pipeline.pipeline import Pipeline
 
 LOCALIZE = {"mode": "localization"}
@@ -53,7 +53,7 @@ def ring():
 
 def again(ring, first_ns):
     return [
-        f.__class__(first_ns + i * STEP_NS, f.depth, f.T_world_camera, f.K)
+        f.__class__(first_ns + i * STEP_NS, f.depth, f.T_room_camera, f.K)
         for i, f in enumerate(ring)
     ]
 
@@ -80,15 +80,15 @@ def test_a_saved_map_and_a_pose_set_by_hand_are_told(mapped, ring, tmp_path):
     before = {i: s.T_map_submap for i, s in pipeline.map.submaps.items()}
     mirror = watched(pipeline, walk[20:60])
     assert mirror.told == ["loop"] * pipeline.loops.closed
-    assert pipeline.map.place_known
+    assert pipeline.map.pose_known
     told = len(mirror.told)
     here = np.array([*pipeline.poses().rows["T"][-1, :, 3], 1.0])
-    x, y, *_ = pipeline.scene_map.T_map_world @ here
-    assert pipeline.look_near(PlaceHint.on_map(x, y, 3.0))
+    x, y, *_ = pipeline.scene_map.T_ros_map @ here
+    assert pipeline.look_near(PoseHint.on_map(x, y, 3.0))
     for f in walk[60:100]:
         push(pipeline, [f])
         mirror.look()
-    assert pipeline.map.place_known
+    assert pipeline.map.pose_known
     assert len(mirror.told) > told
     assert all(before[i].is_same(s.T_map_submap) for i, s in pipeline.map.submaps.items())
 

@@ -66,7 +66,7 @@ def near_points(pipeline, folder):
     """The exported points that are as near to a camera as the robot."""
     points = trimesh.load(pipeline.export(folder / "scene.ply")).vertices
     scene = pipeline.scene()
-    here = scene.T_map_world @ np.stack([pose.T_world_camera for pose in scene.poses])
+    here = scene.T_ros_map @ np.stack([pose.T_map_camera for pose in scene.poses])
     far = np.linalg.norm(points[:, None] - here[None, :, :3, 3], axis=2).min(axis=1)
     return int((far < 2 * NEAR_M).sum())
 
@@ -239,7 +239,7 @@ def test_waiting_views_keep_their_mask_through_a_new_size(walk, mask):
 def test_poses_are_as_good_without_the_robot(walk, mask):
     """The robot moves with the camera; kept out, it does not pull at the poses."""
     _, results = run(walk, mask=mask)
-    first = invert_pose(walk[1][0].T_world_camera)
+    first = invert_pose(walk[1][0].T_room_camera)
     for result, frame in zip(results, walk[1], strict=True):
-        expected = first @ frame.T_world_camera
-        np.testing.assert_allclose(result.T_world_camera, expected, atol=5e-3)
+        expected = first @ frame.T_room_camera
+        np.testing.assert_allclose(result.T_map_camera, expected, atol=5e-3)

@@ -35,16 +35,16 @@ def run(camera, frames, config, session=None):
 
 
 @pytest.mark.parametrize("new", [1, 3])
-def test_windows_in_random_units_and_worlds_become_one_scene(walk, new):
+def test_windows_in_random_units_and_frames_become_one_scene(walk, new):
     camera, frames = walk
     _, results = run(camera, frames, settings(**{"window.new": new}))
     assert [r.stamp_ns for r in results] == [f.stamp_ns for f in frames]
-    first = invert_pose(frames[0].T_world_camera)
+    first = invert_pose(frames[0].T_room_camera)
     unit = np.nanmedian(results[0].depth_m / frames[0].depth)
     for result, frame in zip(results, frames, strict=True):
-        expected = first @ frame.T_world_camera
-        np.testing.assert_allclose(result.T_world_camera[:3, :3], expected[:3, :3], atol=2e-4)
-        np.testing.assert_allclose(result.T_world_camera[:3, 3] / unit, expected[:3, 3], atol=2e-3)
+        expected = first @ frame.T_room_camera
+        np.testing.assert_allclose(result.T_map_camera[:3, :3], expected[:3, :3], atol=2e-4)
+        np.testing.assert_allclose(result.T_map_camera[:3, 3] / unit, expected[:3, 3], atol=2e-3)
         ratio = result.depth_m / frame.depth / unit
         assert np.nanmax(np.abs(ratio - 1)) < 2e-3
 
@@ -71,7 +71,7 @@ def test_unknown_scale_is_never_metric_and_a_fixed_one_is(short):
     assert fixed[-1].scale.metric
     np.testing.assert_allclose(fixed[-1].depth_m, 2.5 * unknown[-1].depth_m, rtol=1e-4)
     np.testing.assert_allclose(
-        fixed[-1].T_world_camera[:3, 3], 2.5 * unknown[-1].T_world_camera[:3, 3], rtol=1e-4
+        fixed[-1].T_map_camera[:3, 3], 2.5 * unknown[-1].T_map_camera[:3, 3], rtol=1e-4
     )
 
 
@@ -82,7 +82,7 @@ def test_map_lies_on_the_rooms_surfaces(short):
     factor = 1 / np.exp(np.random.default_rng(0).normal(0, 0.5))
     values = {"scale.source": "fixed", "scale.factor": float(factor), "map.voxel_m": 0.03}
     pipeline, _ = run(camera, frames, settings(**values), session)
-    T = frames[0].T_world_camera
+    T = frames[0].T_room_camera
     points = pipeline.map.cloud().xyz @ T[:3, :3].T + T[:3, 3]
     from da3_ros.synthetic import distance_to_surface
 
@@ -133,7 +133,7 @@ def test_a_time_jump_resets_odometry_once_and_keeps_the_map(short, caplog):
     assert len(again) == len(frames)
     assert pipeline.counters["time_jumps"] == 1
     assert caplog.text.count("jump back") == 1
-    np.testing.assert_allclose(again[0].T_world_camera, np.eye(4), atol=1e-9)
+    np.testing.assert_allclose(again[0].T_map_camera, np.eye(4), atol=1e-9)
     assert not again[0].window.aligned  # where it lies in the map is assumed, not measured
     assert len(pipeline.map) >= points
 
@@ -188,7 +188,7 @@ def test_reset_forgets_the_scene(short):
     pipeline.reset()
     assert len(pipeline.map) == 0
     (result,) = pipeline.push(to_frame(camera, frames[0]))
-    np.testing.assert_allclose(result.T_world_camera, np.eye(4), atol=1e-9)
+    np.testing.assert_allclose(result.T_map_camera, np.eye(4), atol=1e-9)
 
 
 def test_a_standing_camera_sees_what_moves_before_it():
@@ -211,12 +211,12 @@ def test_the_floor_of_a_level_camera_lies_flat_in_the_map():
     frames = list(camera)
     pipeline, _ = run(camera, frames, settings(**{"map.voxel_m": 0.05}))
     scene = pipeline.scene()
-    T = frames[0].T_world_camera
+    T = frames[0].T_room_camera
     tilt = T[:3, :3].T @ [0, 0, 1]  # the room's up in the first camera
     points = scene.map_points()
-    from da3_ros.geometry.poses import T_MAP_WORLD
+    from da3_ros.geometry.poses import T_ROS_MAP
 
-    up = T_MAP_WORLD[:3, :3] @ tilt
+    up = T_ROS_MAP[:3, :3] @ tilt
     heights = points @ up
     lowest = heights < np.percentile(heights, 1) + 0.05
     normal = np.linalg.svd(points[lowest] - points[lowest].mean(axis=0))[2][2]
@@ -247,7 +247,7 @@ def test_a_senseless_prediction_is_dropped_and_frames_go_on(short, caplog, field
     assert [r.stamp_ns for r in results] == [f.stamp_ns for f in frames[:2] + frames[3:]]
     assert pipeline.counters["dropped_unusable"] == 1
     assert "window 2 dropped" in caplog.text
-    assert all(np.isfinite(r.T_world_camera).all() for r in results)
+    assert all(np.isfinite(r.T_map_camera).all() for r in results)
 
 
 def test_depth_that_is_no_number_refuses_the_join(short):
@@ -325,11 +325,11 @@ def test_a_refused_window_is_flagged_and_changes_no_scene(short):
     clean, _ = run(camera, [*frames[:3], *frames[4:]], settings(), TruthSession(frames))
     assert [r.window.aligned for r in results] == [True] * 3 + [False] + [True] * 4
     assert not results[3].keyframe
-    assert results[-1].window.segment == 0
+    assert results[-1].window.chain == 0
     assert all(3 not in r.window.view_ids for r in results[4:])
     assert len(pipeline.map) == pytest.approx(len(clean.map), rel=0.3)
-    last = invert_pose(frames[0].T_world_camera) @ frames[-1].T_world_camera
-    np.testing.assert_allclose(results[-1].T_world_camera[:3, :3], last[:3, :3], atol=1e-3)
+    last = invert_pose(frames[0].T_room_camera) @ frames[-1].T_room_camera
+    np.testing.assert_allclose(results[-1].T_map_camera[:3, :3], last[:3, :3], atol=1e-3)
 
 
 @pytest.mark.parametrize("new", [1, 4])
@@ -349,14 +349,14 @@ def test_only_the_window_whose_half_is_broken_is_refused(walk, new):
     assert {r.window.id for r in results if not r.window.aligned} == {12 // new}
 
 
-def test_after_refusals_a_new_segment_starts_where_motion_was(walk, caplog):
+def test_after_refusals_a_new_chain_starts_where_motion_was(walk, caplog):
     camera, frames = walk
     session = LostSession(frames, set(range(4, 9)))
     _, results = run(camera, frames, settings(), session)
-    assert [r.window.segment for r in results] == [0] * 9 + [1] * 7
+    assert [r.window.chain for r in results] == [0] * 9 + [1] * 7
     assert [r.window.aligned for r in results] == [True] * 4 + [False] * 6 + [True] * 6
-    assert "a new segment begins" in caplog.text
-    np.testing.assert_allclose(results[9].T_world_camera, results[8].T_world_camera, atol=1e-9)
+    assert "a new chain begins" in caplog.text
+    np.testing.assert_allclose(results[9].T_map_camera, results[8].T_map_camera, atol=1e-9)
 
 
 def test_the_disagreement_about_the_focal_length_is_reported(short):
@@ -405,5 +405,5 @@ def test_keyframes_that_are_near_only_by_drift_cost_one_window():
     rest = [r for f in frames[30:] for r in pipeline.push(to_frame(camera, f))]
     assert sum(not r.window.aligned for r in rest) == 1
     assert not {a.view.id for a in old} & {a.view.id for a in held.all()}
-    assert rest[-1].window.segment == 0
+    assert rest[-1].window.chain == 0
     assert len(held._keyframes) > 2

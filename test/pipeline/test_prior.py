@@ -34,10 +34,10 @@ def settings(**values):
 def walk():
     camera = SyntheticCamera(seed=3, size=SIZE, walk="loop", frames=24, rate_hz=4.0)
     frames = list(camera)
-    odometry = DriftingOdometry(frames[0].T_world_camera)
+    odometry = DriftingOdometry(frames[0].T_room_camera)
     priors = []
     for frame in frames:
-        odometry.move(frame.T_world_camera, 0.25)
+        odometry.move(frame.T_room_camera, 0.25)
         priors.append(odometry.T_odom_camera.copy())
     return camera, frames, priors
 
@@ -137,7 +137,7 @@ def test_the_priors_own_poses_go_out_when_asked_for(walk, keep):
     stretch = [i for i in range(16, 24) if given[i] and results[i].scale.metric]
     assert len(stretch) > 4
     a, b = stretch[1], stretch[-1]
-    ours = invert_pose(results[a].T_world_camera) @ results[b].T_world_camera
+    ours = invert_pose(results[a].T_map_camera) @ results[b].T_map_camera
     theirs = invert_pose(walk[2][a]) @ walk[2][b]
     np.testing.assert_allclose(ours[:3, :3], theirs[:3, :3], atol=1e-6)
     length = np.linalg.norm(theirs[:3, 3])
@@ -147,7 +147,7 @@ def test_the_priors_own_poses_go_out_when_asked_for(walk, keep):
 def test_a_standing_robot_gives_rotation_only(caplog):
     camera = SyntheticCamera(seed=4, size=SIZE, walk="spot", frames=8)
     frames = list(camera)
-    priors = [f.T_world_camera.copy() for f in frames]
+    priors = [f.T_room_camera.copy() for f in frames]
     for prior in priors:
         prior[:3, 3] = 0
     config = settings(**{"scale.source": "odometry"})
@@ -178,10 +178,10 @@ def test_a_trusted_prior_leads_whatever_the_depths_are(walk):
         frame = Frame(f.stamp_ns, f.image, calibration=camera.calibration, T_prior_camera=prior)
         results += list(pipeline.push(frame))
     after = range(9, len(results))
-    assert {r.window.segment for r in results} == {0}
+    assert {r.window.chain for r in results} == {0}
     assert all(results[i].window.aligned for i in after)
     for i, j in itertools.pairwise(after):
-        ours = invert_pose(results[i].T_world_camera) @ results[j].T_world_camera
+        ours = invert_pose(results[i].T_map_camera) @ results[j].T_map_camera
         np.testing.assert_allclose(
             ours[:3, :3], (invert_pose(priors[i]) @ priors[j])[:3, :3], atol=1e-6
         )
@@ -208,15 +208,15 @@ def test_a_refused_window_is_not_kept_despite_its_prior(walk):
     results = []
     for f in frames:
         frame = Frame(
-            f.stamp_ns, f.image, calibration=camera.calibration, T_prior_camera=f.T_world_camera
+            f.stamp_ns, f.image, calibration=camera.calibration, T_prior_camera=f.T_room_camera
         )
         results += list(pipeline.push(frame))
-    assert {r.window.segment for r in results} == {0}
+    assert {r.window.chain for r in results} == {0}
     assert not any(r.keyframe for r in results[12:14])
     truth = {f.stamp_ns: f for f in frames}
     ratios = [np.nanmedian(r.depth_m / truth[r.stamp_ns].depth) for r in results[14:]]
     np.testing.assert_allclose(ratios, 1, atol=0.02)
-    T = frames[0].T_world_camera
+    T = frames[0].T_room_camera
     points = pipeline.scale.metres * pipeline.map.cloud().xyz @ T[:3, :3].T + T[:3, 3]
     assert np.mean(distance_to_surface(camera.room, points) > 0.1) < 0.02
 
@@ -245,7 +245,7 @@ def test_a_prior_goes_on_alone_where_nothing_fits_any_more(walk, missing):
         results += list(pipeline.push(frame))
     assert not any(r.keyframe for r in results[10:15])
     assert results[15].keyframe
-    assert {r.window.segment for r in results} == {0}
+    assert {r.window.chain for r in results} == {0}
     assert all(r.window.aligned for r in results[11:])
     assert all(r.window.alignment_inliers > 0.9 for r in results[17:])
     assert all(r.covariance_odom is None for r in results[10:])
@@ -258,7 +258,7 @@ def test_depth_keeps_one_scale_beside_the_priors_own_poses(source):
     camera = SyntheticCamera(seed=5, size=SIZE, walk="straight", frames=40)
     frames = list(camera)
     values = {"window.size": 8, "scale.source": source, "pose_prior.output": "prior"}
-    priors = [f.T_world_camera for f in frames]
+    priors = [f.T_room_camera for f in frames]
     noise = Noise(0.005, 0.0, 0.005, 0.2, 0.005)
     _, _, results = run((camera, frames, priors), settings(**values), noise=noise)
     scales = [
@@ -308,7 +308,7 @@ def stopped(stop, source, torn):
     )
     for f in frames:
         frame = Frame(
-            f.stamp_ns, f.image, calibration=camera.calibration, T_prior_camera=f.T_world_camera
+            f.stamp_ns, f.image, calibration=camera.calibration, T_prior_camera=f.T_room_camera
         )
         results += list(pipeline.push(frame))
     return pipeline, looks, results

@@ -13,17 +13,17 @@ from support.sessions import LATER, errors, found_at, later, opened, push, resum
 
 from da3_ros.export.recognition_file import NODE, load_recognition
 from da3_ros.export.scene_file import load_scene
-from da3_ros.geometry.poses import T_MAP_WORLD, invert_pose
+from da3_ros.geometry.poses import T_ROS_MAP, invert_pose
 from da3_ros.keyframe_store.journal import JournalReader
 from da3_ros.keyframe_store.store import JOURNAL
 from da3_ros.mapping import loop_closure
 from da3_ros.mapping.loop_candidates import LoopCandidates
 from da3_ros.mapping.loop_closure import LoopClosure
 from da3_ros.mapping.loop_keyframes import PlacedKeyframe
-from da3_ros.mapping.place_hint import PlaceHint
+from da3_ros.mapping.pose_hint import PoseHint
 from da3_ros.pipeline import window_steps
 from da3_ros.pipeline.window_inference import WindowInference
-from da3_ros.pipeline.window_steps import PlaceSearch
+from da3_ros.pipeline.window_steps import PoseSearch
 
 
 @pytest.fixture(scope="module")
@@ -48,27 +48,27 @@ def plain_folder(ring, tmp_path_factory):
 def test_a_metric_map_is_entered_where_the_camera_is(metric_folder, ring):
     again = later(ring[30:60])
     pipeline = resumed(metric_folder, ring, again, metric=True)
-    places = {id: s.T_map_submap for id, s in pipeline.map.submaps.items()}
+    poses = {id: s.T_map_submap for id, s in pipeline.map.submaps.items()}
     results = push(pipeline, again)
     at = found_at(pipeline, results)
     assert at is not None
     assert at < 15
-    assert {s.part for s in pipeline.map.submaps.values()} == {0}
-    for id, place in places.items():  # the map is where it was
+    assert {s.component for s in pipeline.map.submaps.values()} == {0}
+    for id, pose in poses.items():  # the map is where it was
         now = pipeline.map.submaps[id].T_map_submap
-        np.testing.assert_allclose(now.t, place.t, atol=0.15)
-        assert now.scale == pytest.approx(place.scale)
-    after = errors(results, again, ring[0].T_world_camera)[at:]
+        np.testing.assert_allclose(now.t, pose.t, atol=0.15)
+        assert now.scale == pytest.approx(pose.scale)
+    after = errors(results, again, ring[0].T_room_camera)[at:]
     assert np.median(after[:, 0]) < 0.15
     assert np.median(after[:, 1]) < 2.0
-    before = errors(results, again, ring[0].T_world_camera)[:at]
+    before = errors(results, again, ring[0].T_room_camera)[:at]
     assert before[:, 0].min() > 1.0  # a guess: the last pose of the map
 
 
 def test_odometry_goes_on_when_the_place_is_found(metric_folder, ring):
     again = later(ring[30:60])
     results = push(resumed(metric_folder, ring, again, metric=True), again)
-    T = [r.T_odom_world @ r.T_world_camera for r in results if r.scale.metric]
+    T = [r.T_odom_map @ r.T_map_camera for r in results if r.scale.metric]
     steps = [np.linalg.norm((invert_pose(a) @ b)[:3, 3]) for a, b in itertools.pairwise(T)]
     assert max(steps) < 3 * np.median(steps)
 
@@ -84,16 +84,16 @@ def test_metres_are_taken_from_the_map(metric_folder, ring):
     true = {f.stamp_ns: f.depth for f in again}
     ratios = [np.nanmedian(r.depth_m / true[r.stamp_ns]) for r in results[at:]]
     np.testing.assert_allclose(ratios, 1.0, atol=0.1)
-    after = errors(results, again, ring[0].T_world_camera)[at:]
+    after = errors(results, again, ring[0].T_room_camera)[at:]
     assert np.median(after[:, 0]) < 0.2
     assert pipeline.snapshot().metric
     # A jump of time: the scale is unknown until the camera is found again.
     back = [dataclasses.replace(f, stamp_ns=f.stamp_ns - LATER // 2) for f in again]
     pipeline.session._frames |= {("", f.stamp_ns): f for f in back}
-    pipeline.session.descriptors |= {f.stamp_ns: descriptor_at(f.T_world_camera) for f in back}
+    pipeline.session.descriptors |= {f.stamp_ns: descriptor_at(f.T_room_camera) for f in back}
     results = push(pipeline, back)
     assert not results[0].scale.metric
-    assert not pipeline.map.place_known or results[-1].scale.metric
+    assert not pipeline.map.pose_known or results[-1].scale.metric
     assert results[-1].scale.source == "map"
 
 
@@ -102,7 +102,7 @@ def test_a_map_without_metres_gives_its_unit(plain_folder, ring):
     pipeline = resumed(plain_folder, ring, again)
     sizes = {id: s.T_map_submap.scale for id, s in pipeline.map.submaps.items()}
     results = push(pipeline, again)
-    assert pipeline.map.place_known
+    assert pipeline.map.pose_known
     assert not any(r.scale.metric for r in results)
     first = min(sizes)
     assert pipeline.map.submaps[first].T_map_submap.scale == pytest.approx(sizes[first])
@@ -114,15 +114,15 @@ def test_a_map_without_metres_gives_its_unit(plain_folder, ring):
 
 def test_another_place_is_never_joined(metric_folder, ring):
     other = [
-        dataclasses.replace(f, T_world_camera=shifted(f, np.array([60.0, 0, 0])))
+        dataclasses.replace(f, T_room_camera=shifted(f, np.array([60.0, 0, 0])))
         for f in later(walked(40, 0.25, seed=5))
     ]
     pipeline = resumed(metric_folder, ring, other, metric=True)
     for f, same in zip(other, ring[:40], strict=True):  # it looks the same
-        pipeline.session.descriptors[f.stamp_ns] = descriptor_at(same.T_world_camera)
+        pipeline.session.descriptors[f.stamp_ns] = descriptor_at(same.T_room_camera)
     push(pipeline, other)
     assert pipeline.loops.refused > 2  # it was looked at
-    assert not pipeline.map.place_known
+    assert not pipeline.map.pose_known
 
 
 @pytest.mark.parametrize("size", long_after(1, [(168, 140), ((84, 56),)]))
@@ -148,7 +148,7 @@ def test_a_found_scene_is_saved_with_what_was_loaded(metric_folder, ring, tmp_pa
     third = [dataclasses.replace(f, stamp_ns=f.stamp_ns + LATER) for f in again]
     results = push(last := resumed(folder, [*ring, *again], third, 5, metric=True), third)
     assert found_at(last, results) is not None
-    assert np.median(errors(results[-5:], third, ring[0].T_world_camera)[:, 0]) < 0.5
+    assert np.median(errors(results[-5:], third, ring[0].T_room_camera)[:, 0]) < 0.5
 
 
 def test_a_saved_keyframe_comes_back_as_it_was(ring, tmp_path):
@@ -217,7 +217,7 @@ def test_damage_costs_keyframes_not_the_scene(metric_folder, ring, tmp_path, cap
     loaded = load_scene(tmp_path)  # with the last damage
     assert loaded.recognition is None
     assert len(loaded.scene()) == len(load_scene(metric_folder).scene())
-    assert caplog.text.count("the places of the scene in") == 1
+    assert caplog.text.count("the locations of the scene in") == 1
 
 
 def test_numbers_that_cannot_be_are_refused(metric_folder, tmp_path):
@@ -287,7 +287,7 @@ def test_looking_in_vain_becomes_rare(metric_folder, ring, monkeypatch):
     assert len(tries) > 5
     assert min(apart[4:]) >= 7
     assert min(apart[:3]) < 7
-    pipeline.place_search.narrow(PlaceHint.on_map(0.0, 0.0, 1e3))
+    pipeline.pose_search.narrow(PoseHint.on_map(0.0, 0.0, 1e3))
     count = len(tries)
     push(pipeline, again[24:])
     assert len(tries) - count > 2
@@ -314,7 +314,7 @@ def test_a_file_that_ends_later_costs_a_candidate(metric_folder, ring, tmp_path,
     results = push(pipeline, again)
     assert len(results) == len(again)
     assert "cannot be read" in caplog.text
-    assert not pipeline.map.place_known
+    assert not pipeline.map.pose_known
 
 
 def looked_at(pipeline, monkeypatch):
@@ -335,26 +335,26 @@ def looked_at(pipeline, monkeypatch):
 def test_a_hint_restricts_the_search(metric_folder, ring, monkeypatch, near):
     again = later(ring[30:50])
     pipeline = resumed(metric_folder, ring, again, metric=True)
-    T_map_camera = pipeline.scene_map.T_map_world @ invert_pose(ring[0].T_world_camera)
-    at = (T_map_camera @ ring[35 if near else 0].T_world_camera)[:2, 3]
-    pipeline.place_search.narrow(PlaceHint.on_map(*at, 0.25))
+    T_ros_room = pipeline.scene_map.T_ros_map @ invert_pose(ring[0].T_room_camera)
+    at = (T_ros_room @ ring[35 if near else 0].T_room_camera)[:2, 3]
+    pipeline.pose_search.narrow(PoseHint.on_map(*at, 0.25))
     looks = looked_at(pipeline, monkeypatch)
     push(pipeline, again)
-    own = min(s.id for s in pipeline.map.submaps.values() if s.segment > 0)
-    true = {f.stamp_ns: f.T_world_camera[:3, 3] for f in ring}
-    there = ring[35 if near else 0].T_world_camera[:3, 3]
+    own = min(s.id for s in pipeline.map.submaps.values() if s.chain > 0)
+    true = {f.stamp_ns: f.T_room_camera[:3, 3] for f in ring}
+    there = ring[35 if near else 0].T_room_camera[:3, 3]
     sight = 2 * np.nanmedian(ring[0].depth)
     away = [np.linalg.norm(true[k.view.stamp_ns] - there) for k in looks if k.submap < own]
     assert all(distance < 4 * 0.25 + sight for distance in away)
     assert (len(away) > 1) == near  # what is there looks different
-    assert pipeline.map.place_known == near
+    assert pipeline.map.pose_known == near
 
 
 def test_a_hint_ends_after_a_while(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(window_steps.time, "monotonic", lambda: now[0])
-    search = PlaceSearch()
-    hint = PlaceHint.on_map(0, 0, 1)
+    search = PoseSearch()
+    hint = PoseHint.on_map(0, 0, 1)
     search.narrow(hint)
     now[0] = window_steps.HINT_S - 1
     assert search.hint is hint
@@ -363,7 +363,7 @@ def test_a_hint_ends_after_a_while(monkeypatch):
 
 
 def test_the_time_of_a_search_is_that_of_its_stamps():
-    search = PlaceSearch()
+    search = PoseSearch()
     search.add(5 * 10**9, known=True)
     assert np.isnan(search.seconds)
     search.add(6 * 10**9, known=False)
@@ -381,9 +381,9 @@ def test_the_time_of_a_search_is_that_of_its_stamps():
 
 def test_a_hint_is_a_place_on_the_ground():
     T = np.eye(4)
-    T[:3, :3] = T_MAP_WORLD[:3, :3]  # optical axes: y is down
+    T[:3, :3] = T_ROS_MAP[:3, :3]  # optical axes: y is down
     T[:3, 3] = 1.0, 2.0, 3.0
-    hint = PlaceHint.on_map(3.0, 2.0, 0.5).moved(T, 2.0)
+    hint = PoseHint.on_map(3.0, 2.0, 0.5).moved(T, 2.0)
     assert hint.sigma == 1.0
     at = np.array([0.0, -8.0, 4.0])  # 2 m ahead, 8 units above
     assert hint.allows(at, 0.0)
@@ -393,19 +393,19 @@ def test_a_hint_is_a_place_on_the_ground():
 
 @pytest.mark.parametrize("metric", long_after(1, [True, False]))
 def test_a_looping_bag_joins_its_own_beginning(ring, metric):
-    """Its stamps jump back: a new part, which is recognised where the first one was."""
+    """Its stamps jump back: a new component, which is recognised where the first one was."""
     pipeline = opened(ring[:60], metric=metric)
     push(pipeline, ring[:60])
     again = push(pipeline, ring[5:35])
     assert again[0].covariance_map is None
-    assert pipeline.map.place_known
-    assert {s.part for s in pipeline.map.submaps.values()} == {0}
-    assert 0 < pipeline.place_search.seconds < 2.9
-    here = {r.stamp_ns: r.T_world_camera for r in again[-8:]}
-    there = {p.stamp_ns: p.T_world_camera for p in pipeline.poses()}  # of both laps
+    assert pipeline.map.pose_known
+    assert {s.component for s in pipeline.map.submaps.values()} == {0}
+    assert 0 < pipeline.pose_search.seconds < 2.9
+    here = {r.stamp_ns: r.T_map_camera for r in again[-8:]}
+    there = {p.stamp_ns: p.T_map_camera for p in pipeline.poses()}  # of both laps
     last = ring[34]
     T = invert_pose(there[ring[0].stamp_ns]) @ here[last.stamp_ns]
-    true = invert_pose(ring[0].T_world_camera) @ last.T_world_camera
+    true = invert_pose(ring[0].T_room_camera) @ last.T_room_camera
     unit = 1.0 if metric else np.nanmedian(again[-1].depth_m / last.depth)
     assert np.linalg.norm(T[:3, 3] / unit - true[:3, 3]) < 0.5
     assert len(again) == 30
@@ -416,11 +416,11 @@ def test_a_gap_of_an_hour_is_joined_where_the_camera_comes_back(ring):
     """The camera was switched off, and carried back."""
     back = [
         dataclasses.replace(f, stamp_ns=f.stamp_ns - 10**13) for f in ring[10:40]
-    ]  # a clock that was set back begins a new part, as a gap does
+    ]  # a clock that was set back begins a new component, as a gap does
     pipeline = opened([*ring[:70], *back])
     push(pipeline, ring[:70])
     before = {id: s.T_map_submap.t for id, s in pipeline.map.submaps.items()}
     push(pipeline, back)
-    assert pipeline.map.place_known
+    assert pipeline.map.pose_known
     for id, t in before.items():
         assert np.linalg.norm(pipeline.map.submaps[id].T_map_submap.t - t) < 0.5

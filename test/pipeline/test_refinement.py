@@ -46,8 +46,8 @@ def run(walk, session=None, frames=None, live=False, **values):
 
 
 def odom_error(walk, results):
-    poses = np.array([r.T_odom_world @ r.T_world_camera for r in results])
-    return trajectory_error(poses, np.array([f.T_world_camera for f in walk[1]]))
+    poses = np.array([r.T_odom_map @ r.T_map_camera for r in results])
+    return trajectory_error(poses, np.array([f.T_room_camera for f in walk[1]]))
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_every_window_but_the_first_is_refined(refined):
 
 def test_the_same_frames_give_the_same_results(walk, refined):
     for one, other in zip(refined[1], run(walk)[1], strict=True):
-        assert np.array_equal(one.T_world_camera, other.T_world_camera)
+        assert np.array_equal(one.T_map_camera, other.T_map_camera)
         assert np.array_equal(one.depth_m, other.depth_m, equal_nan=True)
 
 
@@ -82,7 +82,7 @@ def test_bare_images_pass_as_without(walk, unrefined):
     frames = [dataclasses.replace(f, image=np.full_like(f.image, 90)) for f in walk[1]]
     pipeline, results = run(walk, frames=frames, hold_when_blind=False)
     for one, other in zip(results, unrefined[1], strict=True):
-        assert np.array_equal(one.T_world_camera, other.T_world_camera)
+        assert np.array_equal(one.T_map_camera, other.T_map_camera)
         assert np.array_equal(one.depth_m, other.depth_m, equal_nan=True)
     assert pipeline.counters["windows_few_tracks"] == FRAMES - 1
     assert results[-1].window.tracks == 0
@@ -91,13 +91,13 @@ def test_bare_images_pass_as_without(walk, unrefined):
 def test_frames_that_repeat_exactly_stand_still(walk):
     still = [dataclasses.replace(f, image=walk[1][0].image) for f in walk[1]]
     truth = [
-        dataclasses.replace(f, depth=walk[1][0].depth, T_world_camera=walk[1][0].T_world_camera)
+        dataclasses.replace(f, depth=walk[1][0].depth, T_room_camera=walk[1][0].T_room_camera)
         for f in walk[1]
     ]
     _, results = run(walk, TruthSession(truth, noise=NOISE), still)
-    places = np.array([r.T_world_camera[:3, 3] for r in results])
+    positions = np.array([r.T_map_camera[:3, 3] for r in results])
     depth = float(np.nanmedian(results[0].depth_m))
-    assert np.abs(places - places[0]).max() < 0.01 * depth
+    assert np.abs(positions - positions[0]).max() < 0.01 * depth
 
 
 def test_a_broken_refinement_costs_no_frame(walk, monkeypatch, caplog):
@@ -116,10 +116,10 @@ def test_a_broken_refinement_costs_no_frame(walk, monkeypatch, caplog):
 def test_odometry_never_jumps_when_older_poses_are_refined(refined):
     """The step between two published poses is the step of their refined ones."""
     _, results = refined
-    odom = [r.T_odom_world @ r.T_world_camera for r in results]
+    odom = [r.T_odom_map @ r.T_map_camera for r in results]
     steps = np.array([np.linalg.norm(b[:3, 3] - a[:3, 3]) for a, b in itertools.pairwise(odom)])
     assert steps.max() < 4 * np.median(steps)
-    assert any(not np.array_equal(r.T_odom_world, np.eye(4)) for r in results)
+    assert any(not np.array_equal(r.T_odom_map, np.eye(4)) for r in results)
 
 
 class JumpingUnits(TruthSession):
@@ -158,14 +158,14 @@ def test_live_windows_pass_as_they_are_while_time_is_short(walk, monkeypatch):
     late = {"refinement.max_ms": 0.01}  # no machine keeps that
     pipeline, results = run(walk, live=True, **late)
     assert len(results) == FRAMES
-    assert all(np.isfinite(r.T_world_camera).all() for r in results)
+    assert all(np.isfinite(r.T_map_camera).all() for r in results)
     count = pipeline.counters
     assert count["refinement_skipped"] >= FRAMES // 2
     assert count["refinement_skipped"] + count["windows_refined"] <= FRAMES
 
 
-def test_trails_follow_the_surfaces_of_the_room(walk, refined):
-    """Where the true depth at a feature lies in the frame before, its trail was."""
+def test_tracks_follow_the_surfaces_of_the_room(walk, refined):
+    """Where the true depth at a feature lies in the frame before, its track was."""
     camera, true = walk
     K = camera.calibration.K
     pipeline = Pipeline(refined[0].config, TruthSession(true, noise=NOISE))
@@ -174,17 +174,17 @@ def test_trails_follow_the_surfaces_of_the_room(walk, refined):
         for result in pipeline.push(to_frame(camera, f)):
             if not result.window.refined:
                 continue
-            trails = pipeline.refinement.refiner.trails(result.id)
+            history = pipeline.refinement.refiner.track_history(result.id)
             before = true[result.id - 1]
-            pixel, was = (trails.position[:, -k] * SIZE for k in (1, 2))
+            pixel, was = (history.position[:, -k] * SIZE for k in (1, 2))
             assert np.isfinite(was).all(axis=1).sum() > 30
             row, column = pixel.astype(int).T[::-1]
             ray = np.column_stack((pixel, np.ones(len(pixel)))) @ np.linalg.inv(K).T
-            X = (f.depth[row, column, None] * ray) @ f.T_world_camera[:3, :3].T
-            X += f.T_world_camera[:3, 3] - before.T_world_camera[:3, 3]
-            x = X @ before.T_world_camera[:3, :3] @ K.T
+            X = (f.depth[row, column, None] * ray) @ f.T_room_camera[:3, :3].T
+            X += f.T_room_camera[:3, 3] - before.T_room_camera[:3, 3]
+            x = X @ before.T_room_camera[:3, :3] @ K.T
             errors.append(np.linalg.norm(x[:, :2] / x[:, 2:] - was, axis=1))
-            assert np.nanmedian(trails.error_px) < 1
+            assert np.nanmedian(history.error_px) < 1
     assert len(errors) == FRAMES - 1
     assert np.nanmedian(np.concatenate(errors)) < 0.5
 
@@ -217,8 +217,8 @@ def test_without_camera_info_tracks_determine_the_focal_length_of_a_turning_came
     stated = np.array([r.covariance_odom[3:, 3:] for r in results])
     off = [
         Rotation.from_matrix(
-            (r.T_odom_world @ r.T_world_camera)[:3, :3].T
-            @ (invert_pose(true[0].T_world_camera) @ f.T_world_camera)[:3, :3]
+            (r.T_odom_map @ r.T_map_camera)[:3, :3].T
+            @ (invert_pose(true[0].T_room_camera) @ f.T_room_camera)[:3, :3]
         ).magnitude()
         for r, f in zip(results, true, strict=True)
     ]
@@ -251,8 +251,8 @@ def test_metres_and_odometry_go_on_when_a_focal_length_is_found(monkeypatch):
     assert depth == pytest.approx(1.0, abs=0.05)
     assert abs(motion - depth) > 0.02
     at = next(i for i, r in enumerate(results) if abs(r.K[0, 0] / true[i].K[0, 0] - 1) < 0.05)
-    odom = np.array([(r.T_odom_world @ r.T_world_camera)[:3, 3] for r in results])
-    way = np.array([f.T_world_camera[:3, 3] for f in true])
+    odom = np.array([(r.T_odom_map @ r.T_map_camera)[:3, 3] for r in results])
+    way = np.array([f.T_room_camera[:3, 3] for f in true])
     steps = np.linalg.norm(np.diff(odom, axis=0), axis=1)
     ratio = steps / np.linalg.norm(np.diff(way, axis=0), axis=1)
     assert ratio[at - 1 :] == pytest.approx(1.0, abs=0.15)  # also the step to the new length
@@ -343,12 +343,12 @@ def test_trajectory_takes_over_the_poses_that_later_windows_refine(walk, refined
     """What is exported is better than what could be published at the time."""
     pipeline, results = refined
     stamps = [r.stamp_ns for r in results]
-    final = {p.stamp_ns: p.T_world_camera for p in pipeline.poses()}
-    changed = [np.abs(final[r.stamp_ns] - r.T_world_camera).max() > 1e-9 for r in results]
+    final = {p.stamp_ns: p.T_map_camera for p in pipeline.poses()}
+    changed = [np.abs(final[r.stamp_ns] - r.T_map_camera).max() > 1e-9 for r in results]
     assert sum(changed[1:-4]) > FRAMES // 2
-    true = np.array([f.T_world_camera for f in walk[1]])
+    true = np.array([f.T_room_camera for f in walk[1]])
     late = trajectory_error(np.array([final[s] for s in stamps]), true)
-    assert late < 1.05 * trajectory_error(np.array([r.T_world_camera for r in results]), true)
+    assert late < 1.05 * trajectory_error(np.array([r.T_map_camera for r in results]), true)
 
 
 def test_tracks_make_poses_more_certain(refined, unrefined):
@@ -372,11 +372,11 @@ def test_covariances_stay_sane_after_windows_without_tracks(walk, monkeypatch):
     assert pipeline.counters["refinement_skipped"] == 6
     assert results[-1].window.refined
     stated = np.array([r.covariance_odom for r in results])
-    rotation, place = (
+    rotation, position = (
         np.sqrt(np.trace(p, axis1=1, axis2=2)) for p in (stated[:, 3:, 3:], stated[:, :3, :3])
     )
     assert np.degrees(rotation.max()) < 5
-    assert place.max() < 0.2
+    assert position.max() < 0.2
 
 
 class OtherShape(TruthSession):
@@ -407,7 +407,7 @@ def test_windows_at_the_priors_own_poses_are_not_refined(walk):
     }  # fmt: skip
     pipeline = Pipeline(config_from_parameters(settings), TruthSession(true, noise=NOISE))
     for f in true:
-        list(pipeline.push(to_frame(camera, f, T_prior_camera=f.T_world_camera)))
+        list(pipeline.push(to_frame(camera, f, T_prior_camera=f.T_room_camera)))
     assert pipeline.counters["processed"] == FRAMES
     assert not pipeline.counters["windows_refined"]
 

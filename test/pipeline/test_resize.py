@@ -54,12 +54,12 @@ def run(walk, session, **values):
 
 def off(walk, results, first):
     """Largest error of poses, first window's unit taken out."""
-    frames, T0 = {f.stamp_ns: f for f in walk[1]}, walk[1][0].T_world_camera
+    frames, T0 = {f.stamp_ns: f for f in walk[1]}, walk[1][0].T_room_camera
     unit = np.nanmedian(results[0].depth_m / first.depth)
     out = []
     for r in results:
-        true = invert_pose(T0) @ frames[r.stamp_ns].T_world_camera
-        T = (r.T_odom_world @ r.T_world_camera).copy()
+        true = invert_pose(T0) @ frames[r.stamp_ns].T_room_camera
+        T = (r.T_odom_map @ r.T_map_camera).copy()
         T[:3, 3] /= unit
         out.append(np.abs(T - true).max())
     return max(out)
@@ -74,13 +74,13 @@ def test_a_changed_plan_joins_the_scene_at_the_new_size(walk, sizes, new):
     pipeline, results = run(walk, session, **{"window.new": new})
     assert [r.stamp_ns for r in results] == [f.stamp_ns for f in frames]
     assert len(set(session.shapes)) == len(sizes)
-    assert {r.window.segment for r in results} == {0}
+    assert {r.window.chain for r in results} == {0}
     assert all(r.window.aligned for r in results)
-    assert pipeline.map.place_known
+    assert pipeline.map.pose_known
     first = frames[0] if session.sizes[0] == 140 else small(walk, results)
     assert off(walk, results, first) < 0.02
     unit = np.nanmedian(results[0].depth_m / first.depth)
-    T = frames[0].T_world_camera
+    T = frames[0].T_room_camera
     points = pipeline.map.cloud().xyz / unit @ T[:3, :3].T + T[:3, 3]
     assert np.percentile(np.asarray(distance_to_surface(camera.room, points)), 95) < 0.05
 
@@ -126,7 +126,7 @@ def test_another_camera_resolution_joins_too(walk):
     for i, f in enumerate(mixed):
         results += list(pipeline.push(to_frame(camera if i < 10 else wide, f)))
     assert [r.stamp_ns for r in results] == [f.stamp_ns for f in mixed]
-    assert {r.window.segment for r in results} == {0}
+    assert {r.window.chain for r in results} == {0}
     assert all(r.window.aligned for r in results)
     assert off(walk, results, frames[0]) < 0.02
 
@@ -142,9 +142,9 @@ def test_where_too_little_is_left_the_pose_is_held(caplog):
         results += list(pipeline.push(to_frame(wide if i < 6 else tall, f)))
     assert len(results) == 12
     assert "the pose is held" in caplog.text
-    np.testing.assert_allclose(results[6].T_world_camera, results[5].T_world_camera, atol=1e-9)
-    assert np.linalg.norm(results[5].T_world_camera[:3, 3]) > 0.05  # and not at the origin
-    assert not pipeline.map.place_known
+    np.testing.assert_allclose(results[6].T_map_camera, results[5].T_map_camera, atol=1e-9)
+    assert np.linalg.norm(results[5].T_map_camera[:3, 3]) > 0.05  # and not at the origin
+    assert not pipeline.map.pose_known
     assert all(r.covariance_odom is None for r in results[6:])
 
 
@@ -212,16 +212,16 @@ def test_frames_that_wait_follow_a_change_of_size(walk, wide):
     )
     assert [r.stamp_ns for r in results] == [f.stamp_ns for f in mixed]
     assert pipeline.counters["poses_held"] == 0
-    assert {r.window.segment for r in results} == {0}
+    assert {r.window.chain for r in results} == {0}
     for r, f in zip(results, mixed, strict=True):
         np.testing.assert_allclose([r.K[0, 0], r.K[1, 1]], [f.K[0, 0], f.K[1, 1]], rtol=1e-6)
         assert r.image.shape[:2] == r.depth_m.shape
 
 
-def test_a_change_before_the_first_window_keeps_the_segment(walk, wide):
+def test_a_change_before_the_first_window_keeps_the_chain(walk, wide):
     values = {"window.new": 3, "scale.source": "fixed"}
     pipeline, results, _ = alternating(walk, wide, 2, **values)
-    first = [r for r in results if r.window.segment == 0]
+    first = [r for r in results if r.window.chain == 0]
     assert len(first) >= 3
     assert all(r.scale.metric for r in first)
     assert len(pipeline.poses()) >= 3
@@ -233,7 +233,7 @@ def test_sizes_in_turn_do_not_zoom_what_is_shared(walk, wide):
     for overlap_view in pipeline.odometry.overlap_views.all():
         assert overlap_view.kept >= 0.6
         assert overlap_view.K[0, 0] < 2 * walk[1][0].K[0, 0]
-    assert {r.window.segment for r in results} == {0}
+    assert {r.window.chain for r in results} == {0}
 
 
 @pytest.mark.slow

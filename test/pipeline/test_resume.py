@@ -39,18 +39,18 @@ def test_a_walk_in_two_parts_is_one_scene_in_metres(walk, tmp_path):
     said = second.resume(load_scene(tmp_path / "scene"))
     assert "where the saved one ended" in said
     before = len(second.map)
-    # The last frame again: the new segment begins at its pose.
+    # The last frame again: the new chain begins at its pose.
     again = run(walk, second, 34, 60)
     assert len(second.map) > before
-    T = frames[0].T_world_camera
+    T = frames[0].T_room_camera
     points = second.map.cloud().xyz @ T[:3, :3].T + T[:3, 3]
     assert np.percentile(np.asarray(distance_to_surface(camera.room, points)), 95) < 0.1
-    true = {f.stamp_ns: (invert_pose(T) @ f.T_world_camera)[:3, 3] for f in frames}
+    true = {f.stamp_ns: (invert_pose(T) @ f.T_room_camera)[:3, 3] for f in frames}
     for pose in second.poses():
-        np.testing.assert_allclose(pose.T_world_camera[:3, 3], true[pose.stamp_ns], atol=0.1)
+        np.testing.assert_allclose(pose.T_map_camera[:3, 3], true[pose.stamp_ns], atol=0.1)
     metric = [r for r in again if r.scale.metric]
     assert len(second.poses()) == len(first.poses()) + len(metric) > 40
-    assert {s.segment for s in second.map.submaps.values()} == {0, 1}
+    assert {s.chain for s in second.map.submaps.values()} == {0, 1}
 
 
 def test_a_resumed_scene_lies_in_the_map_where_it_lay(walk, tmp_path):
@@ -62,8 +62,8 @@ def test_a_resumed_scene_lies_in_the_map_where_it_lay(walk, tmp_path):
     save_scene(first.snapshot(), tmp_path / "scene")
     second = Pipeline(settings(), TruthSession(walk[1]))
     second.resume(load_scene(tmp_path / "scene"))
-    np.testing.assert_array_equal(second.scene_map.T_map_world, T)
-    np.testing.assert_array_equal(second.scene().T_map_world, T)
+    np.testing.assert_array_equal(second.scene_map.T_ros_map, T)
+    np.testing.assert_array_equal(second.scene().T_ros_map, T)
     assert second.scene_map.map_placed
 
 
@@ -74,8 +74,8 @@ def test_a_scene_of_unknown_unit_goes_on_from_its_last_pose(walk, tmp_path):
     second = Pipeline(settings(), TruthSession(frames))
     second.resume(first.snapshot())
     (begin,) = run(walk, second, 9, 10)
-    end = list(first.poses())[-1].T_world_camera
-    np.testing.assert_allclose(begin.T_world_camera, end, atol=1e-6)
+    end = list(first.poses())[-1].T_map_camera
+    np.testing.assert_allclose(begin.T_map_camera, end, atol=1e-6)
     assert not begin.scale.metric
 
 

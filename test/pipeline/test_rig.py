@@ -55,11 +55,11 @@ class Rig:
         )  # fmt: skip
         return dataclasses.replace(frame, **changes)
 
-    def instants(self, keep=lambda name, i: True):
+    def framesets(self, keep=lambda name, i: True):
         for i in range(len(self.frames["front"])):
-            instant = [self.frame(name, i) for name in NAMES if keep(name, i)]
-            if instant:
-                yield instant
+            frameset = [self.frame(name, i) for name in NAMES if keep(name, i)]
+            if frameset:
+                yield frameset
 
     def true(self, result):
         """The truth of one result."""
@@ -71,21 +71,21 @@ def rig():
     return Rig(mount(0.2, 40))
 
 
-def run(rig, config, instants=None, session=None):
+def run(rig, config, framesets=None, session=None):
     pipeline = Pipeline(config, session or TruthSession(rig.frames))
-    results = [r for instant in instants or rig.instants() for r in pipeline.push(*instant)]
+    results = [r for frameset in framesets or rig.framesets() for r in pipeline.push(*frameset)]
     return pipeline, results + list(pipeline.flush())
 
 
 def assert_one_scene(rig, results, first="front"):
     """All poses and depths are the truth's, in the unit of the first window."""
-    begin = invert_pose(rig.true(next(r for r in results if r.camera == first)).T_world_camera)
+    begin = invert_pose(rig.true(next(r for r in results if r.camera == first)).T_room_camera)
     unit = np.nanmedian(results[0].depth_m / rig.true(results[0]).depth)
     for r in results:
         true = rig.true(r)
-        expected = begin @ true.T_world_camera
-        np.testing.assert_allclose(r.T_world_camera[:3, :3], expected[:3, :3], atol=5e-4)
-        np.testing.assert_allclose(r.T_world_camera[:3, 3] / unit, expected[:3, 3], atol=5e-3)
+        expected = begin @ true.T_room_camera
+        np.testing.assert_allclose(r.T_map_camera[:3, :3], expected[:3, :3], atol=5e-4)
+        np.testing.assert_allclose(r.T_map_camera[:3, 3] / unit, expected[:3, 3], atol=5e-3)
         assert np.nanmax(np.abs(r.depth_m / true.depth / unit - 1)) < 5e-3
 
 
@@ -117,14 +117,14 @@ def test_the_window_of_two_cameras_shares_views_of_both(rig):
 
 def test_missing_frames_of_one_camera_stop_nothing(rig):
     gone = {("front", 5), ("left", 3), *(("left", i) for i in range(8, 12))}
-    _, results = run(rig, settings(), rig.instants(lambda n, i: (n, i) not in gone))
+    _, results = run(rig, settings(), rig.framesets(lambda n, i: (n, i) not in gone))
     assert len(results) == 32 - len(gone)
     assert_one_scene(rig, results)
     assert results[-1].window.new_frames == 2
 
 
 def test_the_scene_begins_at_a_camera_that_comes_alone(rig):
-    _, results = run(rig, settings(), rig.instants(lambda n, i: n == "left" or i > 4))
+    _, results = run(rig, settings(), rig.framesets(lambda n, i: n == "left" or i > 4))
     assert_one_scene(rig, results, first="left")
 
 
@@ -137,8 +137,8 @@ def test_the_path_is_the_first_cameras_and_the_map_is_of_all(rig):
     keyframes = {r.camera for r in results if r.keyframe}
     assert keyframes == set(NAMES)
     front_only = Pipeline(settings(), TruthSession(rig.frames))
-    for instant in rig.instants():
-        list(front_only.push(instant[0]))
+    for frameset in rig.framesets():
+        list(front_only.push(frameset[0]))
     assert len(pipeline.map) > 1.2 * len(front_only.map)
 
 
@@ -159,24 +159,24 @@ def test_after_refusals_each_camera_goes_on_where_it_was(rig):
 
     pipeline, results = run(rig, settings(), session=Lost(rig.frames))
     assert pipeline.counters["windows_refused"] == 5
-    later = [r for r in results if r.window.segment == 1]
+    later = [r for r in results if r.window.chain == 1]
     assert len(later) == 12
-    # The rig keeps its shape in the new segment.
+    # The rig keeps its shape in the new chain.
     front, left = later[0], later[1]
-    ours = invert_pose(front.T_world_camera) @ left.T_world_camera
+    ours = invert_pose(front.T_map_camera) @ left.T_map_camera
     np.testing.assert_allclose(ours[:3, :3], rig.mounts["left"][:3, :3], atol=1e-3)
-    before = [r for r in results if r.window.segment == 0 and r.camera == "front"][-1]
-    np.testing.assert_allclose(front.T_world_camera, before.T_world_camera, atol=1e-6)
+    before = [r for r in results if r.window.chain == 0 and r.camera == "front"][-1]
+    np.testing.assert_allclose(front.T_map_camera, before.T_map_camera, atol=1e-6)
 
 
 @pytest.mark.slow
 def test_a_time_jump_of_both_cameras_is_one_jump(rig):
     pipeline = Pipeline(settings(), TruthSession(rig.frames))
     for _ in range(2):
-        results = [r for instant in rig.instants() for r in pipeline.push(*instant)]
+        results = [r for frameset in rig.framesets() for r in pipeline.push(*frameset)]
     assert pipeline.counters["time_jumps"] == 1
     assert len(results) == 32
-    np.testing.assert_allclose(results[0].T_world_camera, np.eye(4), atol=1e-9)
+    np.testing.assert_allclose(results[0].T_map_camera, np.eye(4), atol=1e-9)
 
 
 def test_a_camera_of_another_shape_is_left_out_with_the_remedy(rig, caplog):
@@ -198,9 +198,9 @@ def test_unequal_stamps_are_kept_and_grouped(rig):
     for i in range(8):
         left = rig.frame("left", i)
         frames += [rig.frame("front", i), dataclasses.replace(left, stamp_ns=left.stamp_ns + LATE)]
-    instants = [i for f in frames for i in sync.add(f)] + sync.flush()
-    results = [r for i in instants for r in pipeline.push(*i.frames)]
-    assert [len(i) for i in instants] == [2] * 8
+    framesets = [i for f in frames for i in sync.add(f)] + sync.flush()
+    results = [r for i in framesets for r in pipeline.push(*i.frames)]
+    assert [len(i) for i in framesets] == [2] * 8
     assert [r.stamp_ns for r in results] == [f.stamp_ns for f in frames]
     assert results[-1].window.stamp_ns == frames[-1].stamp_ns
 
@@ -223,7 +223,7 @@ ROUGH = Noise(0.01, 0.02, 0.01, 0.5, 0.02)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("near", "far"), [(0.5, 20), (1, 20)])
-def test_a_near_and_a_far_camera_stay_one_segment(near, far):
+def test_a_near_and_a_far_camera_stay_one_chain(near, far):
     """What the near camera sees is small beside how sure places of such a scene are."""
     slope = np.linspace(0.9, 1.1, SIDE)[:, None] * np.ones((1, SIDE))
     truth = {
@@ -242,7 +242,7 @@ def test_a_near_and_a_far_camera_stay_one_segment(near, far):
         at = 10**8 * (k + 1)
         list(pipeline.push(*(Frame(at, black, n, n, calibration=seen) for n in NAMES)))
     assert pipeline.counters["windows_refused"] <= 3
-    assert pipeline.odometry.segment == 0
+    assert pipeline.odometry.chain == 0
 
 
 def ahead(x, yaw):
@@ -260,7 +260,7 @@ def test_refinement_keeps_the_known_geometry_of_the_rig():
         session = TruthSession(rig.frames, noise=noise)
         _, results = run(rig, settings(**{"process_res": 224, **values}), session=session)
         turns = [
-            (invert_pose(a.T_world_camera) @ b.T_world_camera)[:3, :3]
+            (invert_pose(a.T_map_camera) @ b.T_map_camera)[:3, :3]
             for a, b in zip(results[::2], results[1::2], strict=True)
         ]
         error = Rotation.from_matrix(rig.mounts["left"][:3, :3].T @ np.array(turns))

@@ -40,21 +40,21 @@ def settings(**values):
 
 
 def run(rig, *, noise=None, mounts=None, seed=0, session=TruthSession, **values):
-    """Results, and for each the true metres per unit of its window's segment."""
+    """Results, and for each the true metres per unit of its window's chain."""
     known, cameras, frames = rig
     known = known if mounts is None else mounts
     session = session(frames, noise=noise, seed=seed)
     pipeline = Pipeline(settings(**values), session)
     results, true = [], []
     for i in range(len(frames["front"])):
-        instant = [
+        frameset = [
             Frame(
                 frames[n][i].stamp_ns, frames[n][i].image, f"{n}_optical", n,
                 cameras[n].calibration, T_rig_camera=known.get(n),
             )
             for n in NAMES
         ]  # fmt: skip
-        for r in pipeline.push(*instant):
+        for r in pipeline.push(*frameset):
             results.append(r)
             true.append(1 / (session.unit * r.window.unit))
     return pipeline, results, np.array(true)
@@ -143,14 +143,14 @@ def test_depths_against_the_baselines_make_scale_unsure():
     pipeline = Pipeline(settings(), Shrinking(frames))
     errors, sigmas = [], []
     for i in range(16):
-        instant = [
+        frameset = [
             Frame(
                 frames[n][i].stamp_ns, frames[n][i].image, f"{n}_optical", n,
                 cameras[n].calibration, T_rig_camera=mounts[n],
             )
             for n in NAMES
         ]  # fmt: skip
-        for r in pipeline.push(*instant):
+        for r in pipeline.push(*frameset):
             if r.scale.metric:
                 unit = pipeline.session.unit * r.window.unit
                 errors.append(np.log(r.scale.value * unit))
@@ -176,7 +176,7 @@ def test_metres_follow_the_poses_that_tracks_have_refined():
     values = {"process_res": 224, "refinement.enabled": True}
     _, results, _ = run(rig, noise=noise, session=DeepSession, **values)
     pairs = list(zip(results[::2], results[1::2], strict=True))[6:]
-    between = [np.linalg.norm(a.T_world_camera[:3, 3] - b.T_world_camera[:3, 3]) for a, b in pairs]
+    between = [np.linalg.norm(a.T_map_camera[:3, 3] - b.T_map_camera[:3, 3]) for a, b in pairs]
     assert np.median(between) == pytest.approx(0.15, rel=0.03)
     true = {(name, f.stamp_ns): f.depth for name, fs in rig[2].items() for f in fs}
     ratio = [np.nanmedian(r.depth_m / true[r.camera, r.stamp_ns]) for r in results[12:]]

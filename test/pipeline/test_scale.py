@@ -119,15 +119,15 @@ def test_the_map_is_one_scene_in_metres_whatever_was_known_when(walk):
     priors = list(odometry_of(camera, frames, noise_m=0.01))
     config = settings(**{"scale.source": "odometry", "map.voxel_m": 0.03})
     pipeline, _ = run(walk, config, priors)
-    T = frames[0].T_world_camera
+    T = frames[0].T_room_camera
     scene = pipeline.scene()
     points = pipeline.map.cloud().xyz * pipeline.scale.metres @ T[:3, :3].T + T[:3, 3]
     distance = np.asarray(distance_to_surface(camera.room, points))
     assert np.percentile(distance, 95) < 0.1
     first = invert_pose(T)
     for pose, frame in zip(scene.poses, frames, strict=True):
-        true = (first @ frame.T_world_camera)[:3, 3]
-        np.testing.assert_allclose(pose.T_world_camera[:3, 3], true, atol=0.1)
+        true = (first @ frame.T_room_camera)[:3, 3]
+        np.testing.assert_allclose(pose.T_map_camera[:3, 3], true, atol=0.1)
     assert pipeline.map.metres == pipeline.scale.metres
 
 
@@ -139,8 +139,8 @@ def test_odometry_does_not_jump_when_the_scale_is_corrected(walk):
     _, results = run(walk, config, metric_model=metric_model)
     metric = [r for r in results if r.scale.metric]
     assert largest_step(results) > 0.001
-    true = {f.stamp_ns: f.T_world_camera[:3, 3] for f in frames}
-    places = np.array([(r.T_odom_world @ r.T_world_camera)[:3, 3] for r in metric])
+    true = {f.stamp_ns: f.T_room_camera[:3, 3] for f in frames}
+    places = np.array([(r.T_odom_map @ r.T_map_camera)[:3, 3] for r in metric])
     steps = np.linalg.norm(np.diff(places, axis=0), axis=1)
     way = np.linalg.norm(np.diff([true[r.stamp_ns] for r in metric], axis=0), axis=1)
     scale_error = 1 + scale_errors(walk, results)[1:]

@@ -237,7 +237,7 @@ def test_a_radius_holds_for_points_on_the_disk(camera, tmp_path):
     assert spilled.map.points._memory_points <= 40_000  # others that were cut are there again
     rows = spilled.poses().rows
     at = rows["T"][rows["keyframe"]][-1, :, 3]
-    xyz = np.concatenate([c.T_world_submap.points(c.cloud.xyz) for c in spilled.scene().clouds])
+    xyz = np.concatenate([c.T_map_submap.points(c.cloud.xyz) for c in spilled.scene().clouds])
     assert np.linalg.norm(xyz - at, axis=1).max() < 3.0
     far, _ = cKDTree(cloud(spilled)).query(cloud(near))
     assert np.quantile(far, 0.99) < 0.03
@@ -276,7 +276,7 @@ class Described(TruthSession):
 
     def __init__(self, camera):
         super().__init__(camera, seed=1)
-        self.poses = {f.stamp_ns: f.T_world_camera for f in camera}
+        self.poses = {f.stamp_ns: f.T_room_camera for f in camera}
 
     def infer(self, window):
         self.verified += window.new == 0
@@ -331,7 +331,7 @@ def test_where_keyframes_lie_changes_no_pose(tmp_path, monkeypatch, background):
         K[:2, 2] -= 0.5
         lens = Calibration(*walk[0].depth.shape[::-1], K)
         frames = [Frame(f.stamp_ns, black, calibration=lens) for f in walk]
-        out = [r.T_world_camera for frame in frames for r in pipeline.push(frame)]
+        out = [r.T_map_camera for frame in frames for r in pipeline.push(frame)]
         return np.array(out), pipeline.loops.keyframes
 
     expected, _ = run(None)

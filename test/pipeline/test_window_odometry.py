@@ -28,7 +28,7 @@ def pose(x):
 
 @pytest.fixture
 def odometry():
-    """A view in each of two submaps; the prior's world is 5 m beside odometry's."""
+    """A view in each of two submaps; the prior's frame is 5 m beside odometry's."""
     table = table_of([Similarity.from_pose(pose(n)) for n in range(2)])
     odometry = WindowOdometry(config_from_parameters({}), UNMEASURED, Counter(), table)
     for n in range(2):

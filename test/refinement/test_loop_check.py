@@ -40,7 +40,7 @@ def turn_error_deg(prediction, true):
     """Of the second visit relative to the first."""
     a, b = prediction.T_window_camera[[0, -1]]
     step = (invert_pose(a) @ b)[:3, :3]
-    exact = (invert_pose(true[0].T_world_camera) @ true[-1].T_world_camera)[:3, :3]
+    exact = (invert_pose(true[0].T_room_camera) @ true[-1].T_room_camera)[:3, :3]
     return np.degrees(Rotation.from_matrix(exact.T @ step).magnitude())
 
 
@@ -54,7 +54,7 @@ def test_a_true_loop_gets_the_poses_of_its_tracks(place):
 def test_two_places_that_the_network_takes_for_one_are_no_loop(place):
     """The other room's views get this one's poses: the network is sure, features are not."""
     other = [
-        dataclasses.replace(f, T_world_camera=g.T_world_camera)
+        dataclasses.replace(f, T_room_camera=g.T_room_camera)
         for f, g in zip(frames(7), place, strict=True)
     ]
     window, prediction, _ = visits(place[:3], other)

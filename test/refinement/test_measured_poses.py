@@ -17,7 +17,7 @@ from da3_ros.refinement.refiner import (
 from da3_ros.refinement.track_noise import PoseNoise
 from da3_ros.refinement.tracked_view import MeasuredPose, TrackedView
 
-NOISE = PoseNoise(rotation=0.001, place=0.0005)
+NOISE = PoseNoise(rotation=0.001, position=0.0005)
 NO_FEATURES = Features((10, 10), np.zeros((0, 2)), np.zeros((0, 128), np.uint8))
 
 
@@ -46,7 +46,7 @@ def by_robot(variances, step=0.1, unit=2.0):
 
 
 def sigmas(root, R_first=None, R_second=None):
-    """Standard deviations of rotation and position in the axes of the robot's world."""
+    """Standard deviations of rotation and position in the axes of the prior's frame."""
     P = np.linalg.inv(root.T @ root)
     first = np.eye(3) if R_first is None else R_first
     second = np.eye(3) if R_second is None else R_second
@@ -70,9 +70,9 @@ def test_the_growth_of_the_variance_is_that_of_the_motion():
     prior = measured_poses(views, 2.0, NOISE, depth=4.0)
     assert prior.source.tolist() == [ROBOT]
     first, second = (v.measured.T_prior_camera[:3, :3] for v in views)
-    rotation, place = sigmas(prior.root[0], first, second)
+    rotation, position = sigmas(prior.root[0], first, second)
     np.testing.assert_allclose(rotation, [0.01, 0.02, 0.03], rtol=1e-6)
-    np.testing.assert_allclose(place, [0.2, 0.4, 0.6], rtol=1e-6)  # two units a metre
+    np.testing.assert_allclose(position, [0.2, 0.4, 0.6], rtol=1e-6)  # two units a metre
     expected = invert_pose(views[0].T_local_camera) @ views[1].T_local_camera
     np.testing.assert_allclose(prior.T_first_second[0], expected, atol=1e-12)
 
@@ -80,9 +80,9 @@ def test_the_growth_of_the_variance_is_that_of_the_motion():
 @pytest.mark.parametrize("variance", [None, np.zeros(6), np.full(6, 0.01), np.full(6, np.nan)])
 def test_a_variance_that_does_not_grow_is_unknown(variance):
     prior = measured_poses(by_robot([variance, variance]), 2.0, NOISE, depth=4.0)
-    rotation, place = sigmas(prior.root[0])
+    rotation, position = sigmas(prior.root[0])
     np.testing.assert_allclose(rotation, 0.001, rtol=1e-6)
-    np.testing.assert_allclose(place, 0.0005 * 4, rtol=1e-6)
+    np.testing.assert_allclose(position, 0.0005 * 4, rtol=1e-6)
 
 
 def test_an_axis_that_the_robot_does_not_measure_counts_nothing():
@@ -90,16 +90,18 @@ def test_an_axis_that_the_robot_does_not_measure_counts_nothing():
     views = by_robot([variance, 2 * variance])
     first, second = (v.measured.T_prior_camera[:3, :3] for v in views)
     root = measured_poses(views, 2.0, NOISE, depth=4.0).root[0]
-    rotation, place = sigmas(root, first, second)
+    rotation, position = sigmas(root, first, second)
     assert rotation[:2].min() > 100 > rotation[2]
-    assert place[2] > 100 > place[0]
+    assert position[2] > 100 > position[0]
 
 
 def test_a_robot_is_not_believed_more_than_tracks_have_confirmed():
     tiny = np.full(6, 1e-12)
-    rotation, place = sigmas(measured_poses(by_robot([tiny, 2 * tiny]), 2.0, NOISE, 4.0).root[0])
+    rotation, position = sigmas(
+        measured_poses(by_robot([tiny, 2 * tiny]), 2.0, NOISE, 4.0).root[0]
+    )
     np.testing.assert_allclose(rotation, 0.001, rtol=1e-6)
-    np.testing.assert_allclose(place, 0.002, rtol=1e-6)
+    np.testing.assert_allclose(position, 0.002, rtol=1e-6)
 
 
 def test_without_a_unit_only_rotations_count():
@@ -108,12 +110,12 @@ def test_without_a_unit_only_rotations_count():
     assert not root[3:].any()
 
 
-def test_cameras_of_one_instant_are_held_by_the_rig():
+def test_cameras_of_one_frameset_are_held_by_the_rig():
     left, right = at(0.0), at(0.3, 0.5)
     views = [
-        view(0, np.eye(4), T_rig_camera=left, T_prior_camera=at(5.0), instant=7),
-        view(1, np.eye(4), T_rig_camera=right, T_prior_camera=at(9.0), instant=7),
-        view(2, np.eye(4), T_rig_camera=left, instant=8),
+        view(0, np.eye(4), T_rig_camera=left, T_prior_camera=at(5.0), frameset=7),
+        view(1, np.eye(4), T_rig_camera=right, T_prior_camera=at(9.0), frameset=7),
+        view(2, np.eye(4), T_rig_camera=left, frameset=8),
     ]
     prior = measured_poses(views, 1.0, NOISE, depth=4.0)
     assert prior.source.tolist() == [RIG]
@@ -131,9 +133,9 @@ def test_a_good_measurement_helps_where_tracks_are_weak(made):
     """And counts nothing once its variance says so."""
     bundle, T, _ = made(views=4, points=14, pixel=8.0, depth=0.3, poses=PosePriors.none())
 
-    def error(place):
+    def error(position):
         views = [
-            view(i, T[i], T_prior_camera=T[i], prior_variance=np.full(6, place) * (i + 1))
+            view(i, T[i], T_prior_camera=T[i], prior_variance=np.full(6, position) * (i + 1))
             for i in range(4)
         ]
         priors = measured_poses(views, 1.0, NOISE, depth=4.0).indexed(range(4))

@@ -130,7 +130,7 @@ def test_guesses_of_the_focal_length_are_steadied_by_image_size():
 
 
 def test_a_restart_does_not_give_ids_again():
-    """Stored keyframes of two segments would seem to see one point."""
+    """Stored keyframes of two chains would seem to see one point."""
     graph = SlidingGraph(100, 5)
     first = graph.points.new_ids(3)
     graph.restart()

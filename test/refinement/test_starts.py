@@ -88,7 +88,7 @@ def test_of_two_motions_the_one_near_the_networks_counts():
     near, found = scene(moving=66, move=(0.25, 0.05, 0.1))
     noise = TrackNoise()
     noise.poses = {
-        k: dataclasses.replace(v, rotation=0.01, place=0.01) for k, v in noise.poses.items()
+        k: dataclasses.replace(v, rotation=0.01, position=0.01) for k, v in noise.poses.items()
     }
     good, turn, off = started(near, found, pose(0.21, 2.2), noise)
     assert turn < 0.3

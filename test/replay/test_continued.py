@@ -165,7 +165,7 @@ class AlongRing(Interrupted):
     def infer(self, window):
         found = super().infer(window)
         true = [self._frames["", view.stamp_ns] for view in window.views]
-        described = [descriptor_at(frame.T_world_camera) for frame in true]
+        described = [descriptor_at(frame.T_room_camera) for frame in true]
         return dataclasses.replace(found, descriptor=np.array(described, np.float32))
 
 

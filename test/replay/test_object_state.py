@@ -164,7 +164,7 @@ def test_arrays_on_the_disk_stay_there(tmp_path):
     found = load_state(path, "one", None, {"spill": again})
     for a, b in zip(found, (array, array[5:], array[::2]), strict=True):
         np.testing.assert_array_equal(a, b)
-    assert again.place_of(found[1]) == 40
+    assert again.offset_of(found[1]) == 40
 
 
 @pytest.mark.parametrize("value", [object(), np.array([None]), (x for x in ()), 1j])

@@ -21,7 +21,7 @@ from support.processes import PATIENCE_S
 from da3_ros.cli import main
 from da3_ros.cli.arguments import load_config
 from da3_ros.export.scene_file import load_scene
-from da3_ros.geometry.poses import T_MAP_WORLD, invert_pose
+from da3_ros.geometry.poses import T_ROS_MAP, invert_pose
 from da3_ros.recordings.synthetic_bag import write_synthetic_bag
 from da3_ros.refinement.solver_limits import SolverLimits
 from da3_ros.replay.results import ReplayError, ReplayOptions
@@ -128,7 +128,7 @@ def test_poses_trajectory_and_tf_agree_with_the_walk(true_run, camera):
     poses = [pose_matrix(m.pose.pose) for m in messages(output, "/da3/pose")]
     lines = (output / "trajectory.tum").read_text().splitlines()
     transforms = messages(output, "/tf")
-    true = [T_MAP_WORLD @ invert_pose(frames[0].T_world_camera) @ f.T_world_camera for f in frames]
+    true = [T_ROS_MAP @ invert_pose(frames[0].T_room_camera) @ f.T_room_camera for f in frames]
     unit = np.linalg.norm(poses[-1][:3, 3]) / np.linalg.norm(true[-1][:3, 3])
     for T, line, tf, expected, frame in zip(poses, lines, transforms, true, frames, strict=True):
         np.testing.assert_allclose(T[:3, :3], expected[:3, :3], atol=1e-3)
@@ -415,10 +415,10 @@ def test_a_recording_in_two_parts_is_one_scene(camera, bag, tmp_path):
     replay(second, settings, TruthSession(camera, seed=1))
     lines = [(tmp_path / x / "trajectory.tum").read_text().splitlines() for x in ("one", "two")]
     assert len(lines[1]) == FRAMES + 1
-    assert lines[1][len(lines[0])] == "# part 1 of the scene, place guessed"
+    assert lines[1][len(lines[0])] == "# component 1 of the scene, unconnected"
     assert lines[1][: len(lines[0])] == lines[0]
     scenes = [load_scene(tmp_path / x / "scene") for x in ("one", "two")]
-    assert {s.segment for s in scenes[1].submaps} == {0, 1}
+    assert {s.chain for s in scenes[1].submaps} == {0, 1}
     points = [sum(len(s.cloud) for s in scene.submaps) for scene in scenes]
     assert points[1] > points[0] > 1000
     assert json.loads((tmp_path / "two" / "report.json").read_text())["resumed"] == "one"

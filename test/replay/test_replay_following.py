@@ -43,10 +43,10 @@ def write(folder, camera, frames, priors, plan):
 
         for i, (frame, prior) in enumerate(zip(frames, priors, strict=True)):
             at = frame.stamp_ns
-            T = frame.T_world_camera @ invert_pose(prior) if i == AT else np.eye(4)
+            T = frame.T_room_camera @ invert_pose(prior) if i == AT else np.eye(4)
             if i in (0, AT):
                 say("/tf", at, build.tf(lib, [(at, "map", "odom", T)]))
-                done = [(f.stamp_ns, f.T_world_camera) for f in frames[: max(i, 1)]]
+                done = [(f.stamp_ns, f.T_room_camera) for f in frames[: max(i, 1)]]
                 say("/slam/path", at, build.path(lib, at, "map", done))
                 if plan:
                     say("/plan", at, build.path(lib, at, "map", done))
@@ -61,7 +61,7 @@ def walk():
     camera = SyntheticCamera(seed=3, size=(140, 112), walk="loop", frames=40, rate_hz=4.0)
     frames = list(camera)
     offset = np.array([0.002, 0.0, 0.0])
-    return camera, frames, drifted([f.T_world_camera for f in frames], 0.2, offset)
+    return camera, frames, drifted([f.T_room_camera for f in frames], 0.2, offset)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def run(walk, bag, output, slam_path=None, **values):
 
 
 def error(walk, found):
-    true = np.array([f.T_world_camera[:3, 3] for f in walk[1]])
+    true = np.array([f.T_room_camera[:3, 3] for f in walk[1]])
     return np.linalg.norm(found - true, axis=1)
 
 

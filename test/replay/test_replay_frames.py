@@ -33,7 +33,7 @@ def camera():
 def bags(camera, tmp_path_factory):
     """A recording of a robot: its mount in /tf_static, and with ``odom`` its own odom -> base."""
     frames, lib = list(camera), RosbagsLibrary()
-    mount = invert_pose(base_below(frames[0].T_world_camera)) @ frames[0].T_world_camera
+    mount = invert_pose(base_below(frames[0].T_room_camera)) @ frames[0].T_room_camera
     out = {}
     for kind in ("camera", "base", "odom"):
         out[kind] = tmp_path_factory.mktemp("bags") / kind
@@ -48,7 +48,7 @@ def bags(camera, tmp_path_factory):
                     edge = (stamp, "base_link", "optical", mount)
                     bag.write("/tf_static", TF, build.tf(lib, [edge]), stamp)
                 if kind == "odom":
-                    T = base_below(f.T_world_camera)
+                    T = base_below(f.T_room_camera)
                     edge = (stamp, "odom", "base_link", T)
                     bag.write("/tf", TF, build.tf(lib, [edge]), stamp)
     return out
@@ -98,12 +98,12 @@ def test_a_known_base_is_moved_and_levels_the_map(bags, camera, tmp_path):
     out = run(bags["base"], camera, tmp_path / "out", base_frame="base_link", **METRIC)
     assert edges(out) == {("map", "odom"): FRAMES, ("odom", "base_link"): FRAMES}
     frames = list(camera)
-    base = base_below(frames[0].T_world_camera)
+    base = base_below(frames[0].T_room_camera)
     for message, f in zip(messages(out, "/da3/pose"), frames, strict=True):
-        expected = invert_pose(base) @ f.T_world_camera  # the map begins at the base
+        expected = invert_pose(base) @ f.T_room_camera  # the map begins at the base
         np.testing.assert_allclose(pose_matrix(message.pose.pose), expected, atol=0.02)
     lines = np.loadtxt(out / "trajectory.tum")
-    begin = (invert_pose(base) @ frames[0].T_world_camera)[:3, 3]
+    begin = (invert_pose(base) @ frames[0].T_room_camera)[:3, 3]
     np.testing.assert_allclose(lines[0, 1:4], begin, atol=1e-6)
 
 

@@ -72,9 +72,9 @@ def test_the_store_has_the_poses_of_the_saved_scene(output):
         assert [stored.frames[k].stamp_ns for k in stored.images] == keyframes
         for place in saved.submaps:
             np.testing.assert_array_equal(
-                stored.places[place.id].T_map_submap.t, place.T_map_submap.t
+                stored.submaps[place.id].T_map_submap.t, place.T_map_submap.t
             )
-        np.testing.assert_array_equal(stored.map.T_map_world, saved.T_map_world)
+        np.testing.assert_array_equal(stored.map.T_ros_map, saved.T_ros_map)
         assert (stored.map.metric, stored.map.unit) == (saved.metric, pytest.approx(saved.unit))
         assert stored.images[stored.newest["", keyframes[-1]]].image_size == SIZE  # of the camera
         assert len(stored.load(stored.newest["", keyframes[-1]]).tracks.ids) > 20
@@ -275,7 +275,7 @@ def test_points_derived_in_metres_are_those_of_the_map(metric, tmp_path):
     output, _ = metric
     with StoredScene.open(output / "scene") as stored:
         assert stored.map.metric
-        units = {p.T_map_submap.scale for p in stored.places.values()}
+        units = {p.T_map_submap.scale for p in stored.submaps.values()}
         assert abs(stored.map.scene_scale - 1) > 0.05 or units != {1.0}  # units are not metres
     path = tmp_path / "derived.ply"
     assert main(["export", str(output), str(path), "--edge-filter", "--voxel", "0.03"]) == 0

@@ -46,7 +46,7 @@ def test_a_bags_own_poses_make_metres(room, tmp_path, prior):
     assert report["metric"]
     assert report["scale"]["source"] == "odometry"
     frames = room[1]
-    centres = np.array([f.T_world_camera[:3, 3] for f in frames])
+    centres = np.array([f.T_room_camera[:3, 3] for f in frames])
     length = np.linalg.norm(np.diff(centres, axis=0), axis=1).sum()
     assert report["path_length"] == pytest.approx(length, rel=0.02)
     lines = np.loadtxt(tmp_path / "out" / "trajectory.tum")[:, 1:4]

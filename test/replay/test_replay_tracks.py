@@ -10,7 +10,7 @@ from support.pipelines import to_frame
 from da3_ros.cli import main
 from da3_ros.cli.arguments import load_config
 from da3_ros.config import config_from_parameters
-from da3_ros.drawing.tracks_file import LONGEST_SIDE, MOST_FRAMES, TrackFilm, load_tracks
+from da3_ros.drawing.tracks_file import LONGEST_SIDE, MOST_FRAMES, TrackSampler, load_tracks
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.recordings.synthetic_bag import write_synthetic_bag
 from da3_ros.refinement.track_history import LENGTH, TrackHistory
@@ -54,8 +54,8 @@ def test_a_replay_keeps_the_tracks_of_refined_frames(camera, replayed):
     assert [f.stamp_ns for f in frames] == [f.stamp_ns for f in true[1:]]
     for read, frame in zip(frames, true[1:], strict=True):
         assert np.abs(read.image().astype(int) - frame.image).mean() < 6
-        assert len(read.trails) >= 30
-        assert read.trails.rms_px < 1
+        assert len(read.track_history) >= 30
+        assert read.track_history.rms_px < 1
 
 
 def test_two_replays_write_the_same_tracks(camera, bag, replayed, tmp_path):
@@ -69,7 +69,7 @@ def test_the_tracks_are_drawn(replayed, tmp_path, capsys, source):
     command = ["view", str(replayed / source), "--tracks", "--output", str(target)]
     assert main([*command, "--size", "160x120"]) == 0
     frames = load_tracks(replayed)
-    mean = np.mean([len(f.trails) for f in frames])
+    mean = np.mean([len(f.track_history) for f in frames])
     said = f"{target}: {FRAMES - 1} frames, {mean:.0f} tracks a frame\n"
     assert capsys.readouterr().out == said
     picture = cv2.imread(str(target)).astype(int)
@@ -135,18 +135,20 @@ def test_a_long_stream_leaves_few_small_frames(camera, tmp_path):
     large = np.zeros((900, 1200, 3), np.uint8)
     asked = []
 
-    def trails(id):
+    def track_history(id):
         asked.append(id)
         return TrackHistory(np.full((3, LENGTH, 2), 0.5), np.zeros(3))
 
-    film = TrackFilm(trails)
+    track_sampler = TrackSampler(track_history)
     for id in range(400):  # every second one is refined
         window = dataclasses.replace(frame.window, refined=id % 2 == 1)
-        film.add(dataclasses.replace(frame, id=id, stamp_ns=id, image=large, window=window))
-    film.write(tmp_path / "tracks.npz")
+        track_sampler.add(
+            dataclasses.replace(frame, id=id, stamp_ns=id, image=large, window=window)
+        )
+    track_sampler.write(tmp_path / "tracks.npz")
     frames = load_tracks(tmp_path)
     assert len(frames) == MOST_FRAMES
     assert all(f.stamp_ns % 2 for f in frames)
     assert frames[-1].stamp_ns > 350
     assert frames[0].image().shape == (LONGEST_SIDE * 3 // 4, LONGEST_SIDE, 3)
-    assert len(asked) < 100, "trails of frames that are kept only"
+    assert len(asked) < 100, "tracks of frames that are kept only"

@@ -33,7 +33,7 @@ class Robot:
     def __init__(self, live, frames):
         self.live, self.frames = live, frames
         offset = np.array([0.01, 0.0, 0.0])
-        self.priors = drifted([f.T_world_camera for f in frames], 0.2, offset)
+        self.priors = drifted([f.T_room_camera for f in frames], 0.2, offset)
         node = live.node
         self.odometry = node.create_publisher(
             LIB.type("nav_msgs/msg/Odometry"), "/odometry", rt.RELIABLE
@@ -56,10 +56,10 @@ class Robot:
             at, prior = frame.stamp_ns, self.priors[i]
             self.odometry.publish(build.odometry(LIB, at, "odom", FRAME, prior))
             if by == "tf" and i in (0, AT):
-                T = frame.T_world_camera @ invert_pose(prior)
+                T = frame.T_room_camera @ invert_pose(prior)
                 self.tf.publish(build.tf(LIB, [(at, "map", "odom", T)]))
             if by == "path" and i == AT:
-                done = [(f.stamp_ns, f.T_world_camera) for f in self.frames[:i:3]]
+                done = [(f.stamp_ns, f.T_room_camera) for f in self.frames[:i:3]]
                 self.path.publish(build.path(LIB, at, "map", done))
             self.live.until(lambda i=i: self._knows(stream, by, i))
             self.live.show()
@@ -92,7 +92,7 @@ def test_the_pose_moves_to_the_other_slams_and_odometry_does_not_jump(monkeypatc
             theirs = invert_pose(robot.priors[i]) @ robot.priors[i + 1]
             np.testing.assert_allclose(ours[:3, :3], theirs[:3, :3], atol=1e-6)
             assert np.linalg.norm(ours[:3, 3] - theirs[:3, 3]) < 0.02
-        away = [np.linalg.norm((poses[i] - frames[i].T_world_camera)[:3, 3]) for i in range(COUNT)]
+        away = [np.linalg.norm((poses[i] - frames[i].T_room_camera)[:3, 3]) for i in range(COUNT)]
         assert away[AT] < 0.5 * away[AT - 1]
         live.until(
             lambda: (

@@ -46,7 +46,7 @@ def message(frame="map", x=1.0, y=-2.0, variance=0.25):
 def test_a_pose_in_the_map_narrows_the_search(live):
     publisher = live.node.create_publisher(PoseWithCovarianceStamped, "/initialpose", rt.RELIABLE)
     live.until(lambda: rt.matched(publisher))
-    search = live.da3.runner.stream.pipeline.place_search
+    search = live.da3.runner.stream.pipeline.pose_search
     for unusable in (message("odom"), message(x=math.nan), message(variance=-1.0)):
         publisher.publish(unusable)
     publisher.publish(message(y=3.0))

@@ -232,7 +232,7 @@ def processor_s(process):
 
 
 def shared_memory(pid: int) -> set[Path]:
-    """Segments of Fast DDS that a process has mapped."""
+    """Chains of Fast DDS that a process has mapped."""
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     return {Path(x.split()[-1]) for x in lines if re.search(r"/fastdds_[0-9a-f]{16}$", x)}
 
@@ -240,11 +240,11 @@ def shared_memory(pid: int) -> set[Path]:
 def test_the_node_leaves_no_shared_memory_behind():
     """Each start would otherwise take tens of megabytes of /dev/shm until the next boot."""
     with Rig() as rig:
-        # Warm: a node that ends in the middle of a window ends at once, and leaves its segments.
+        # Warm: a node that ends in the middle of a window ends at once, and leaves its chains.
         rig.until(lambda: rig.status and rig.status[-1].memory_plan_gb > 0)
         held = shared_memory(rig.process.pid)
         assert rig.process.stop() == 0
-    assert_gone(held)  # now that the test's own node, whose segments it had mapped, is gone too
+    assert_gone(held)  # now that the test's own node, whose chains it had mapped, is gone too
 
 
 def test_the_synthetic_camera_leaves_no_shared_memory_behind():
@@ -412,7 +412,7 @@ def test_bursts_with_pauses_are_not_reported_as_lost():
         assert "did not arrive" not in text
 
 
-def test_wrong_stamps_are_faults_with_their_cause_and_no_new_part():
+def test_wrong_stamps_are_faults_with_their_cause_and_no_new_component():
     camera, frames = camera_frames(8)
     hour = 3600 * 10**9
     with Rig() as rig:
@@ -457,7 +457,7 @@ def test_late_repeated_and_jumping_stamps():
         assert "jump back" in rig.process.output()
 
 
-def test_after_a_jump_the_place_is_published_as_guessed(tmp_path):
+def test_after_a_jump_the_pose_is_published_as_unknown(tmp_path):
     """Over the node: covariances, diagnostics, the map that is shown, and exports."""
     camera, frames = camera_frames(6)
     values = {"scale.source": "fixed", "map.voxel_m": 0.05, "max_late_s": 0.15}
@@ -489,10 +489,10 @@ def test_after_a_jump_the_place_is_published_as_guessed(tmp_path):
         assert "lengths are not in metres" in diagnostics[-1].status[0].message
         done = rig.call("da3_ros/srv/ExportScene", "/da3/export_scene", path="scene.ply")
         assert done.success
-        assert "guessed" not in done.message  # what has no metres is not in the scene
+        assert "unconnected" not in done.message  # what has no metres is not in the scene
 
 
-def test_guessed_parts_are_exported_or_left_out(tmp_path):
+def test_unconnected_components_are_exported_or_left_out(tmp_path):
     camera, frames = camera_frames(6)
     with Rig(export_dir=str(tmp_path), **{"map.voxel_m": 0.05, "max_late_s": 0.15}) as rig:
         poses = rig.listen("/da3/pose", "geometry_msgs/msg/PoseWithCovarianceStamped")
@@ -504,11 +504,11 @@ def test_guessed_parts_are_exported_or_left_out(tmp_path):
         rig.until(lambda: values_of(diagnostics[-1]).get("parts_guessed") == "1")
         assert values_of(diagnostics[-1])["parts"] == "2"
         everything = rig.call("da3_ros/srv/ExportScene", "/da3/export_scene", path="all.ply")
-        assert "2 parts, 1 at a guessed place" in everything.message
+        assert "2 components, 1 unconnected" in everything.message
         assert set_parameter(rig, "map.export_guessed", False).successful
         known = rig.call("da3_ros/srv/ExportScene", "/da3/export_scene", path="known.ply")
         assert known.points < everything.points
-        assert "guessed" not in known.message.replace(known.path, "")
+        assert "unconnected" not in known.message.replace(known.path, "")
 
 
 def test_a_change_of_resolution_in_mid_stream_is_survived():

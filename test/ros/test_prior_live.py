@@ -19,7 +19,7 @@ def odometer(robot, topic="/odometry"):
     rt.spin_until(robot.node, lambda: rt.matched(publisher))
 
     def say(frame):
-        T = frame.T_world_camera
+        T = frame.T_room_camera
         publisher.publish(build.odometry(LIB, frame.stamp_ns, "odom", FRAME, T))
         rt.spin_until(robot.node, lambda: False, 0.3)  # before its image
 

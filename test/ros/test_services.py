@@ -77,7 +77,7 @@ def test_a_saved_scene_is_loaded_shown_and_gone_on_in(tmp_path):
         rig.until(lambda: clouds and clouds[-1].width == points)
         feed(rig, camera, frames, depths)
         assert "and 3 poses" in rig.call(FILE, "/da3/save_scene", path="more").message
-    assert {s.segment for s in load_scene(tmp_path / "more").submaps} == {0, 1}
+    assert {s.chain for s in load_scene(tmp_path / "more").submaps} == {0, 1}
 
 
 def test_three_callers_at_once_are_answered_with_what_happened(tmp_path):

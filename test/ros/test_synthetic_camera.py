@@ -95,9 +95,9 @@ def test_image_info_and_truth_are_those_of_the_walk(rendered):
         assert images[i].encoding == "rgb8"
         np.testing.assert_array_equal(decode(images[i]), frame.image)
         np.testing.assert_array_equal(floats(depths[i]), frame.depth)
-        np.testing.assert_allclose(pose_matrix(poses[i].pose), frame.T_world_camera, atol=1e-9)
+        np.testing.assert_allclose(pose_matrix(poses[i].pose), frame.T_room_camera, atol=1e-9)
         np.testing.assert_allclose(
-            pose_matrix(odometry[i].pose.pose), frame.T_world_camera, atol=1e-9
+            pose_matrix(odometry[i].pose.pose), frame.T_room_camera, atol=1e-9
         )
         np.testing.assert_allclose(
             calibration_from_msg(infos[i]).K, reference.calibration.K, atol=1e-9
@@ -265,7 +265,7 @@ def test_camera_waits_for_a_slow_consumer_and_none_is_dropped():
         assert (np.diff(stamps) > 0).all()
         # The walk goes by frames: as much motion between two as on a fast machine.
         for sent, frame in zip(consumer.poses, walk, strict=True):
-            np.testing.assert_allclose(pose_matrix(sent.pose), frame.T_world_camera, atol=1e-6)
+            np.testing.assert_allclose(pose_matrix(sent.pose), frame.T_room_camera, atol=1e-6)
 
 
 def test_a_silent_consumer_is_reported_once_and_blocks_nothing():

@@ -1,4 +1,4 @@
-"""Estimates of a segment's scale from the measurements of many windows, against the truth."""
+"""Estimates of a chain's scale from the measurements of many windows, against the truth."""
 
 import numpy as np
 import pytest

@@ -67,10 +67,10 @@ def run_rig(rig, session, **values):
     cameras, frames = rig
     pipeline = Pipeline(settings(cameras=list(NAMES), **values), session)
     out = []
-    for instant in zip(*frames.values(), strict=True):
+    for frameset in zip(*frames.values(), strict=True):
         given = [
             Frame(f.stamp_ns, f.image, name, name, cameras[name].calibration)
-            for name, f in zip(NAMES, instant, strict=True)
+            for name, f in zip(NAMES, frameset, strict=True)
         ]
         out += pipeline.push(*given)
     truth = {(n, f.stamp_ns): f for n in NAMES for f in frames[n]}
@@ -96,7 +96,7 @@ def assert_metric(pairs, least):
         assert np.nanmedian(r.depth_m / f.depth) == pytest.approx(1.0, rel=0.03)
     ours, true = (
         np.linalg.norm(np.diff([p[:3, 3] for p in poses], axis=0), axis=1).sum()
-        for poses in ([r.T_world_camera for r, _ in known], [f.T_world_camera for _, f in known])
+        for poses in ([r.T_map_camera for r, _ in known], [f.T_room_camera for _, f in known])
     )
     assert ours == pytest.approx(true, rel=0.03)
 
@@ -193,10 +193,10 @@ def test_what_a_single_image_network_cannot_measure_is_refused(add):
 
 
 @pytest.mark.slow
-def test_a_toy_estimates_by_the_way_along_its_segment(walk, add):
+def test_a_toy_estimates_by_the_way_along_its_chain(walk, add):
     """A wheel counts the way, of which a window knows nothing."""
     frames = walk[1]
-    steps = np.linalg.norm(np.diff([f.T_world_camera[:3, 3] for f in frames], axis=0), axis=1)
+    steps = np.linalg.norm(np.diff([f.T_room_camera[:3, 3] for f in frames], axis=0), axis=1)
     metres = dict(zip([f.stamp_ns for f in frames], np.cumsum([0, *steps]), strict=True))
 
     class Wheel(MeasurementFilter):
@@ -225,15 +225,15 @@ def test_a_toy_estimates_by_the_way_along_its_segment(walk, add):
 
 
 @pytest.mark.slow
-def test_a_toy_declares_the_scale_of_the_first_segment(walk, add, caplog):
+def test_a_toy_declares_the_scale_of_the_first_chain(walk, add, caplog):
     class Told(ScaleSource):
         declared_by = "toy.factor"
 
     add(Told)
     pipeline, pairs = run_walk(walk)
     assert {r.scale.source for r, _ in pairs} == {"toy"}
-    pipeline._steps.start_segment(pipeline.odometry.newest)
-    assert "toy.factor holds for the first segment only: lengths are not metric" in caplog.text
+    pipeline._steps.start_chain(pipeline.odometry.newest)
+    assert "toy.factor holds for the first chain only: lengths are not metric" in caplog.text
     assert "begin a new scene with toy.factor" in caplog.text
 
 

@@ -146,7 +146,7 @@ def test_exact_poses_give_the_unit_of_any_window(walk):
     for seed in range(3):
         prediction = predict(walk, seed)
         true = np.nanmedian(walk[0].depth / prediction.depth[0])
-        found = fit_unit(np.stack([f.T_world_camera for f in walk]), prediction)
+        found = fit_unit(np.stack([f.T_room_camera for f in walk]), prediction)
         assert found.value == pytest.approx(true, rel=0.01)
         assert found.sigma < 0.02
 
@@ -154,10 +154,10 @@ def test_exact_poses_give_the_unit_of_any_window(walk):
 def test_unit_of_noisy_odometry_is_as_wrong_as_stated(walk):
     z = []
     for seed in range(20):
-        odometry = DriftingOdometry(walk[0].T_world_camera, noise_m=0.03, seed=seed)
+        odometry = DriftingOdometry(walk[0].T_room_camera, noise_m=0.03, seed=seed)
         poses = []
         for frame in walk:
-            odometry.move(frame.T_world_camera, 1 / 3)
+            odometry.move(frame.T_room_camera, 1 / 3)
             poses.append(odometry.T_odom_camera.copy())
         prediction = predict(walk, seed)
         true = np.nanmedian(walk[0].depth / prediction.depth[0])
@@ -174,7 +174,7 @@ def test_depths_give_the_unit_that_wrong_baselines_hide(walk):
     poses = prediction.T_window_camera.copy()
     poses[:, :3, 3] = poses[0, :3, 3] + 1.1 * (poses[:, :3, 3] - poses[0, :3, 3])
     prediction = dataclasses.replace(prediction, T_window_camera=poses)
-    found = fit_unit(np.stack([f.T_world_camera for f in walk]), prediction)
+    found = fit_unit(np.stack([f.T_room_camera for f in walk]), prediction)
     assert abs(np.log(found.value / true)) < 3 * found.sigma
 
 
@@ -186,7 +186,7 @@ def test_a_standing_camera_has_no_unit():
 
 def test_the_priors_own_poses_in_the_windows_unit(walk):
     prediction = predict(walk, 0)
-    T = np.stack([f.T_world_camera for f in walk])
+    T = np.stack([f.T_room_camera for f in walk])
     out = with_prior_poses(prediction, T, 2.0)
     np.testing.assert_allclose(out.T_window_camera[:, :3, 3] * 2, T[:, :3, 3])
     np.testing.assert_array_equal(out.T_window_camera[:, :3, :3], T[:, :3, :3])

@@ -1,4 +1,4 @@
-"""Frames of several cameras become instants by their stamps, whatever is missing or late."""
+"""Frames of several cameras become framesets by their stamps, whatever is missing or late."""
 
 from dataclasses import dataclass
 
@@ -31,13 +31,13 @@ def mixed(*streams):
     return sorted((f for s in streams for f in s), key=lambda f: f.ms)
 
 
-def test_frames_within_the_skew_are_one_instant():
-    """Frames within the skew are one instant in the order of the cameras."""
+def test_frames_within_the_skew_are_one_frameset():
+    """Frames within the skew are one frameset in the order of the cameras."""
     _, out = run(mixed(stream("left", (0, 100, 200)), stream("front", (15, 115, 215))))
     assert out == [[("front", 15 + i), ("left", i)] for i in (0, 100, 200)]
 
 
-def test_a_complete_instant_leaves_at_once():
+def test_a_complete_frameset_leaves_at_once():
     _, out = run([F("front", 0), F("left", 5)], flush=False)
     assert len(out) == 1
 

@@ -50,7 +50,7 @@ def test_the_transform_leads_to_the_frame_of_the_odometrys_poses():
     tree.add("map", "vio", at(7.0), 10 * S)
     prior, slam = corrections("tf", tree)
     assert held(slam, 20.0) == 1.0
-    prior.add_odometry("base", np.eye(4), 0, world_frame="vio")
+    prior.add_odometry("base", np.eye(4), 0, prior_frame="vio")
     assert held(slam, 20.0) == 7.0
 
 

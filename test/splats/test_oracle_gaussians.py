@@ -16,7 +16,7 @@ from support.oracle import (
 from support.tiny_networks import tiny_nested_spec
 
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.inference.session import camera_to_world
+from da3_ros.inference.session import camera_to_window
 from da3_ros.network.build import network_of
 from da3_ros.network.checkpoint import aliases
 from da3_ros.splats.gaussians import Gaussians, in_camera
@@ -40,8 +40,8 @@ def images(n, size, seed):
 
 
 def placed(out, factor=1.0):
-    """All Gaussians of a window in the network's world, as one list; lengths times ``factor``."""
-    T = camera_to_world(out.extrinsics[0].double().numpy())
+    """All Gaussians of a window in its own frame, as one list; lengths times ``factor``."""
+    T = camera_to_window(out.extrinsics[0].double().numpy())
     parts = []
     for i, values in enumerate(out.gaussians[0]):
         every = np.ones(values.shape[1:], bool)

@@ -17,7 +17,7 @@ from da3_ros.export.stored_depth import DepthFilters
 from da3_ros.export.stored_splats import MOST, export_splats
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.keyframe import FramePose, Keyframe, Tracks
-from da3_ros.keyframe_store.store import JOURNAL, MapState, Place, StoredScene, StoreWriter
+from da3_ros.keyframe_store.store import JOURNAL, MapState, StoredScene, StoredSubmap, StoreWriter
 from da3_ros.splats.gaussians import Gaussians
 from da3_ros.splats.relative import CHANNELS, RelativeSplats, keep_visible
 from da3_ros.synthetic import SyntheticCamera
@@ -25,12 +25,12 @@ from da3_ros.synthetic import SyntheticCamera
 SIZE = (160, 120)
 FILTERS = DepthFilters(edge_filter=False)
 UNIT = 0.5  # metres per unit of the submap
-S_WORLD_SUBMAP = Similarity(
+S_MAP_SUBMAP = Similarity(
     UNIT,
     Rotation.from_euler("xyz", (10, -20, 30), degrees=True).as_matrix(),
     np.array([1.0, 2, 3]),
 )
-T_MAP_WORLD = np.array([[0.0, -1, 0, 1], [1, 0, 0, -2], [0, 0, 1, 0.5], [0, 0, 0, 1]])
+T_ROS_MAP = np.array([[0.0, -1, 0, 1], [1, 0, 0, -2], [0, 0, 1, 0.5], [0, 0, 0, 1]])
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +38,14 @@ def frames():
     return list(SyntheticCamera(seed=5, size=SIZE, frames=6, rate_hz=1.5))
 
 
-def write(folder, frames, *, with_splats=True, scene_scale=1.0, part=0, opacity=0.99):
+def write(folder, frames, *, with_splats=True, scene_scale=1.0, component=0, opacity=0.99):
     """Stores frames of a room, in a submap with a unit and a place of its own."""
     writer = StoreWriter(folder)
-    writer.place([Place(0, 0, part, S_WORLD_SUBMAP)])
-    writer.set_map(MapState(metric=True, scene_scale=scene_scale, T_map_world=T_MAP_WORLD))
-    back = S_WORLD_SUBMAP.inverse()
+    writer.place([StoredSubmap(0, 0, component, S_MAP_SUBMAP)])
+    writer.set_map(MapState(metric=True, scene_scale=scene_scale, T_ros_map=T_ROS_MAP))
+    back = S_MAP_SUBMAP.inverse()
     for f in frames:
-        pose = FramePose(f.stamp_ns, "", 0, back.pose(f.T_world_camera), f.K, SIZE, True)
+        pose = FramePose(f.stamp_ns, "", 0, back.pose(f.T_room_camera), f.K, SIZE, True)
         values = exact_values(f.depth, f.image, f.K, opacity=opacity)
         splats = keep_visible(values, f.depth) if with_splats else None
         depth = (f.depth / UNIT).astype(np.float32)
@@ -66,8 +66,8 @@ def exported(folder, path, **values):
 
 
 def picture_of(splats, frame, scale=1.0):
-    T = T_MAP_WORLD @ frame.T_world_camera
-    T[:3, 3] = T_MAP_WORLD[:3, :3] @ frame.T_world_camera[:3, 3] * scale + T_MAP_WORLD[:3, 3]
+    T = T_ROS_MAP @ frame.T_room_camera
+    T[:3, 3] = T_ROS_MAP[:3, :3] @ frame.T_room_camera[:3, 3] * scale + T_ROS_MAP[:3, 3]
     return render(splats, T, frame.K, SIZE)
 
 
@@ -143,7 +143,7 @@ def test_metres_of_the_scene_scale_means_and_sizes(frames, tmp_path):
     one = exported(write(tmp_path / "one", frames), tmp_path / "one.splat.ply")
     more = exported(write(tmp_path / "more", frames, scene_scale=2.5), tmp_path / "more.splat.ply")
     a, b = read_ply(one.path), read_ply(more.path)
-    origin = T_MAP_WORLD[:3, 3]
+    origin = T_ROS_MAP[:3, 3]
     both = same_places(2.5 * (a.means - origin), b.means - origin, 2e-4)
     assert len(both[0]) > 0.999 * len(a.means)
     np.testing.assert_allclose(b.scales[both[1]], 2.5 * a.scales[both[0]], rtol=1e-4)
@@ -156,10 +156,10 @@ def test_a_loop_moves_what_is_stored(frames, tmp_path):
     before = read_ply(exported(folder, tmp_path / "before.splat.ply").path)
     move = Similarity(1.2, Rotation.from_euler("z", 0.3).as_matrix(), np.array([0.5, 0, 0]))
     writer = StoreWriter(folder)
-    writer.place([Place(0, 0, 0, move @ S_WORLD_SUBMAP)])
+    writer.place([StoredSubmap(0, 0, 0, move @ S_MAP_SUBMAP)])
     writer.journal.close()
     after = read_ply(exported(folder, tmp_path / "after.splat.ply").path)
-    in_map = Similarity(1.0, T_MAP_WORLD[:3, :3], T_MAP_WORLD[:3, 3])
+    in_map = Similarity(1.0, T_ROS_MAP[:3, :3], T_ROS_MAP[:3, 3])
     whole = in_map @ move @ in_map.inverse()
     both = same_places(whole.points(before.means), after.means)
     assert len(both[0]) > 0.999 * len(before.means)
@@ -178,8 +178,8 @@ def test_where_keyframes_overlap_one_of_them_is_kept(scene, frames, tmp_path):
 def wall_scene(folder, distances, aside=0.0, with_wall=None):
     """Stores keyframes that look at a wall, each so far from it as is said."""
     K, writer = np.array([[120.0, 0, 80], [0, 120, 60], [0, 0, 1]]), StoreWriter(folder)
-    writer.place([Place(0, 0, 0, Similarity(1.0, np.eye(3), np.zeros(3)))])
-    writer.set_map(MapState(T_map_world=np.eye(4)))
+    writer.place([StoredSubmap(0, 0, 0, Similarity(1.0, np.eye(3), np.zeros(3)))])
+    writer.set_map(MapState(T_ros_map=np.eye(4)))
     for i, distance in enumerate(distances):
         T = np.eye(4)
         T[:3, 3] = aside * i, 0, distances[0] - distance
@@ -242,7 +242,7 @@ def test_noise_of_depth_makes_no_holes(frames, tmp_path):
     writer = StoreWriter(noisy)
     rng = np.random.default_rng(0)
     with StoredScene.open(folder) as stored:
-        writer.place(stored.places.values())
+        writer.place(stored.submaps.values())
         writer.set_map(stored.map)
         for key in stored.images:
             one = stored.load(key)
@@ -290,8 +290,8 @@ def test_gaussians_before_all_surfaces_are_left_out(tmp_path):
 def test_a_wall_that_is_seen_from_both_sides_keeps_both(tmp_path, thickness):
     K = np.array([[120.0, 0, 80], [0, 120, 60], [0, 0, 1]])
     writer = StoreWriter(tmp_path / "scene")
-    writer.place([Place(0, 0, 0, Similarity(1.0, np.eye(3), np.zeros(3)))])
-    writer.set_map(MapState(T_map_world=np.eye(4)))
+    writer.place([StoredSubmap(0, 0, 0, Similarity(1.0, np.eye(3), np.zeros(3)))])
+    writer.set_map(MapState(T_ros_map=np.eye(4)))
     counts = []
     for stamp, distance in enumerate((4.0, 3.0)):
         T = np.eye(4)
@@ -324,8 +324,8 @@ def test_what_comes_into_view_slowly_is_kept(tmp_path, step):
 def test_keyframes_on_the_spot_share_what_they_see(tmp_path):
     """A camera turns twice in a round room: nearly one layer, though all cameras are near."""
     K, writer = np.array([[80.0, 0, 40], [0, 80, 30], [0, 0, 1]]), StoreWriter(tmp_path / "s")
-    writer.place([Place(0, 0, 0, Similarity(1.0, np.eye(3), np.zeros(3)))])
-    writer.set_map(MapState(T_map_world=np.eye(4)))
+    writer.place([StoredSubmap(0, 0, 0, Similarity(1.0, np.eye(3), np.zeros(3)))])
+    writer.set_map(MapState(T_ros_map=np.eye(4)))
     x = np.tile(np.arange(80) + 0.5 - 40, (60, 1))
     depth = (3.0 / np.hypot(x / 80, 1)).astype(np.float32)  # a cylinder around the camera
     image = np.full((60, 80, 3), 120, np.uint8)
@@ -354,7 +354,7 @@ def test_gaussians_that_are_none_cost_their_keyframe(tmp_path, caplog):
     with StoredScene.open(folder) as stored:
         splats = {key: stored.load_splats(key) for key in stored.images}
         keyframes = {key: stored.load(key) for key in stored.images}
-        places, state = list(stored.places.values()), stored.map
+        places, state = list(stored.submaps.values()), stored.map
     for name, value in (("opacity", 2.0), ("scale", 0.0), ("rotation", 0.0), ("sh", np.nan),
                         ("stretch", -2.0)):  # fmt: skip
         writer = StoreWriter(tmp_path / name)
@@ -387,11 +387,11 @@ def test_keyframes_are_copied_with_their_gaussians(frames, tmp_path):
     pose = FramePose(f.stamp_ns, "", 0, np.eye(4), f.K, SIZE, True)
     sure = np.ones(f.depth.shape, np.float32)
     writer = StoreWriter(tmp_path / "a")
-    writer.place([Place(0, 0, 0, S_WORLD_SUBMAP)])
+    writer.place([StoredSubmap(0, 0, 0, S_MAP_SUBMAP)])
     writer.add(Keyframe(pose, f.depth.astype(np.float32), sure, f.image, None, tracks, values))
     writer.journal.close()
     copy = StoreWriter(tmp_path / "b")
-    copy.place([Place(0, 0, 0, S_WORLD_SUBMAP)])
+    copy.place([StoredSubmap(0, 0, 0, S_MAP_SUBMAP)])
     with StoredScene.open(tmp_path / "a") as stored:
         assert copy.copy(stored, 0, pose, 100) == 105
     copy.journal.close()
@@ -403,7 +403,7 @@ def test_keyframes_are_copied_with_their_gaussians(frames, tmp_path):
 
 def test_the_farthest_share_is_left_out(frames, tmp_path):
     kept = read_ply(exported(write(tmp_path / "s", frames[:1]), tmp_path / "a.splat.ply").path)
-    T = T_MAP_WORLD @ frames[0].T_world_camera
+    T = T_ROS_MAP @ frames[0].T_room_camera
     z = (kept.means - T[:3, 3]) @ T[:3, 2]
     known = frames[0].depth[np.isfinite(frames[0].depth)]
     assert z.max() == pytest.approx(np.quantile(known, 0.9), rel=0.02)
@@ -442,11 +442,11 @@ def test_a_crop_bounds_the_means(scene, tmp_path):
     np.testing.assert_array_equal(found, whole[inside])
 
 
-def test_guessed_parts_can_be_left_out(frames, tmp_path):
-    folder = write(tmp_path / "scene", frames[:1], part=1)
+def test_unconnected_components_can_be_left_out(frames, tmp_path):
+    folder = write(tmp_path / "scene", frames[:1], component=1)
     assert exported(folder, tmp_path / "a.splat.ply").points > 0
     with pytest.raises(ExportError, match="no Gaussian passes"):
-        exported(folder, tmp_path / "b.splat.ply", guessed=False)
+        exported(folder, tmp_path / "b.splat.ply", unconnected=False)
     assert not (tmp_path / "b.splat.ply").exists()
 
 

@@ -64,16 +64,16 @@ def test_exact_gaussians_come_out_where_the_room_is(tmp_path, new, metres):
         assert all(stored.has_splats(key) for key in stored.images)
         done = export_splats(stored, tmp_path / "a.splat.ply", Selection(), DepthFilters())
         assert stored.map.metric == (metres is not None)
-        poses = [stored.map.T_map_world @ p.T_world_camera for p in pipeline.poses()]
+        poses = [stored.map.T_ros_map @ p.T_map_camera for p in pipeline.poses()]
     splats = read_ply(done.path)
     for f, T in list(zip(truth, poses, strict=True))[::3]:
         picture, opacity = render(splats, T, f.K, SIZE)
         seen = opacity > 0.98
         assert seen.mean() > 0.7
         assert psnr(picture, f.image, seen) > 25
-    S = fit_poses(np.array(poses), np.array([f.T_world_camera for f in truth]))
+    S = fit_poses(np.array(poses), np.array([f.T_room_camera for f in truth]))
     nearest = min(f.depth.min() for f in truth)
-    away = np.linalg.norm(S.points(splats.means) - truth[0].T_world_camera[:3, 3], axis=1)
+    away = np.linalg.norm(S.points(splats.means) - truth[0].T_room_camera[:3, 3], axis=1)
     assert away.min() > 0.9 * nearest
 
 

@@ -162,7 +162,7 @@ def relative_error(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def given_poses(n, seed):
-    """Plausible world-to-camera poses and intrinsics, half turns among them."""
+    """Plausible window-to-camera poses and intrinsics, half turns among them."""
     g = torch.Generator().manual_seed(seed)
     q = torch.nn.functional.normalize(torch.randn(n, 4, generator=g), dim=-1)
     q[-1] = torch.tensor([0.0, 1.0, 0.0, 1e-4])

@@ -43,7 +43,7 @@ class LostSession(TruthSession):
 
 def odometry_of(camera, frames, **noise):
     """The robot's own poses of the camera, frame by frame."""
-    odometry = DriftingOdometry(frames[0].T_world_camera, **noise)
+    odometry = DriftingOdometry(frames[0].T_room_camera, **noise)
     for frame in frames:
-        odometry.move(frame.T_world_camera, 1 / camera.rate_hz)
+        odometry.move(frame.T_room_camera, 1 / camera.rate_hz)
         yield odometry.T_odom_camera.copy()

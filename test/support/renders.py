@@ -18,11 +18,11 @@ class Renders:
     def __init__(self, render):
         self.render, self._kept, self._bytes = render, OrderedDict(), 0
 
-    def __call__(self, rooms, T_world_camera, K, size, **options):
+    def __call__(self, rooms, T_room_camera, K, size, **options):
         batch = rooms if isinstance(rooms, RoomBatch) else stack_rooms(rooms)
-        key = content_key(batch, T_world_camera, K, size, options)
+        key = content_key(batch, T_room_camera, K, size, options)
         if key not in self._kept:
-            self._keep(key, self.render(batch, T_world_camera, K, size, **options))
+            self._keep(key, self.render(batch, T_room_camera, K, size, **options))
         self._kept.move_to_end(key)
         return Rendering(*(tensor.clone() for tensor in tensors(self._kept[key])))
 

@@ -25,7 +25,7 @@ class DescribedTruth(TruthSession):
     def __init__(self, truth, seed=0, descriptors=None, noise=NOISE):
         super().__init__(truth, seed=seed, noise=noise)
         self.descriptors = descriptors or {
-            f.stamp_ns: descriptor_at(f.T_world_camera) for f in truth
+            f.stamp_ns: descriptor_at(f.T_room_camera) for f in truth
         }
         self.verified = 0
 
@@ -36,7 +36,7 @@ class DescribedTruth(TruthSession):
 
 
 def shifted(frame, offset):
-    T = frame.T_world_camera.copy()
+    T = frame.T_room_camera.copy()
     T[:3, 3] += offset
     return T
 

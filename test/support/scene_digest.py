@@ -17,8 +17,8 @@ def sha(*arrays):
     return h.hexdigest()
 
 
-def place(S):
-    """A hash of a place."""
+def pose(S):
+    """A hash of a pose."""
     return sha(np.float64(S.scale), S.R, S.t)
 
 
@@ -29,16 +29,16 @@ def of_saved(saved):
     out = {
         "metric": saved.metric,
         "unit": saved.unit,
-        "segment": saved.segment,
-        "map": sha(saved.T_map_world),
+        "segment": saved.chain,
+        "map": sha(saved.T_ros_map),
         "cameras": list(saved.poses.cameras),
         "poses": [len(rows), *(sha(rows[n]) for n in names)],
         "submaps": [
             [
                 s.id,
-                s.segment,
+                s.chain,
                 s.keyframes,
-                place(s.T_map_submap),
+                pose(s.T_map_submap),
                 len(s.cloud),
                 sha(s.cloud.xyz, s.cloud.rgb, s.cloud.confidence, s.cloud.count),
                 [[c, t, sha(bytes(d))] for (c, t), d in s.images.items()],
@@ -52,7 +52,7 @@ def of_saved(saved):
             "model": known.model,
             "nodes": [[n.first, n.last, n.guessed] for n in known.nodes],
             "edges": [
-                [e.first, e.second, place(e.measured), sha(e.sigma), e.loop] for e in known.edges
+                [e.first, e.second, pose(e.measured), sha(e.sigma), e.loop] for e in known.edges
             ],
             "keyframes": [
                 [
@@ -60,12 +60,12 @@ def of_saved(saved):
                     k.view.stamp_ns,
                     k.submap,
                     sha(k.K, k.T_submap_camera, k.descriptor, k.variance_in_submap),
-                    place(k.T_submap_ref),
+                    pose(k.T_submap_saved),
                     sha(*k.loaded().arrays[1:]),
                 ]
                 for k in known.keyframes
             ],
-            "places": {str(i): place(T) for i, T in sorted(known.T_map_submap.items())},
+            "places": {str(i): pose(T) for i, T in sorted(known.T_map_submap.items())},
         }
     return out
 
@@ -78,13 +78,13 @@ def of_stored(stored):
             for f in stored.frames
         ],
         "places": [
-            [p.id, p.segment, p.part, place(p.T_map_submap)] for p in stored.places.values()
+            [p.id, p.chain, p.component, pose(p.T_map_submap)] for p in stored.submaps.values()
         ],
         "map": [
             stored.map.metric,
             stored.map.scene_scale,
             stored.map.unit,
-            sha(stored.map.T_map_world),
+            sha(stored.map.T_ros_map),
         ],
         "images": [
             [

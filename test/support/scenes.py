@@ -34,13 +34,13 @@ def store(**limits):
 
 
 def full_store(step=0.3):
-    """Two segments, a closed submap, an open one, two cameras, images, metres known. step: from
+    """Two chains, a closed submap, an open one, two cameras, images, metres known. step: from
     one keyframe to the next."""
     held = store(keep_images=True)
     held.metres = 0.5
     for i in range(KEYFRAMES + 3):
         held.add(frame(i, pose(step * i), seed=i, camera="front" if i % 2 else ""))
-    held.start_segment()
+    held.start_chain()
     held.add(frame(50, pose(1.0), seed=50))
     held.add(frame(51, pose(1.0 + step / 3), keyframe=False))
     return held

@@ -54,7 +54,7 @@ def write_tum(folder, camera, frames):
         write_depth(folder / "depth" / f"{stamp}.png", frame.depth, 1 / 5000)
         lists["rgb"].append(f"{stamp} rgb/{stamp}.png")
         lists["depth"].append(f"{seconds(frame.stamp_ns + 3_000_000)} depth/{stamp}.png")
-        T = frame.T_world_camera
+        T = frame.T_room_camera
         numbers = " ".join(f"{v:.9f}" for v in (*T[:3, 3], *quaternion_from_matrix(T[:3, :3])))
         lists["groundtruth"].append(f"{stamp} {numbers}")
     for name, lines in lists.items():
@@ -68,7 +68,7 @@ def write_seven_scenes(folder, camera, frames):
     for i, frame in enumerate(frames):
         write_image(folder / f"frame-{i:06d}.color.png", frame.image)
         write_depth(folder / f"frame-{i:06d}.depth.png", frame.depth, 1 / 1000)
-        np.savetxt(folder / f"frame-{i:06d}.pose.txt", frame.T_world_camera, fmt="%.9e")
+        np.savetxt(folder / f"frame-{i:06d}.pose.txt", frame.T_room_camera, fmt="%.9e")
     write_calibration(folder, camera.calibration)
 
 
@@ -82,7 +82,7 @@ def write_euroc(folder, camera, frames):
     for frame in frames:
         write_image(cam0 / "data" / f"{frame.stamp_ns}.png", frame.image)
         images.append(f"{frame.stamp_ns},{frame.stamp_ns}.png")
-        T = frame.T_world_camera @ np.linalg.inv(T_body_camera)
+        T = frame.T_room_camera @ np.linalg.inv(T_body_camera)
         x, y, z, w = quaternion_from_matrix(T[:3, :3])
         numbers = ",".join(f"{v:.9f}" for v in (*T[:3, 3], w, x, y, z, *[0.0] * 9))
         poses.append(f"{frame.stamp_ns},{numbers}")

@@ -60,10 +60,10 @@ def later(truth):
 def errors(results, truth, first):
     """Distance and angle, degrees, of published poses from the truth; the map's frame is the
     ``first`` camera."""
-    true = {f.stamp_ns: invert_pose(first) @ f.T_world_camera for f in truth}
+    true = {f.stamp_ns: invert_pose(first) @ f.T_room_camera for f in truth}
     out = []
     for r in results:
-        T = invert_pose(true[r.stamp_ns]) @ r.T_world_camera
+        T = invert_pose(true[r.stamp_ns]) @ r.T_map_camera
         angle = Rotation.from_matrix(T[:3, :3]).magnitude()
         out.append((np.linalg.norm(T[:3, 3]), np.degrees(angle)))
     return np.array(out)
@@ -72,7 +72,7 @@ def errors(results, truth, first):
 def found_at(pipeline, results):
     """Number of the first frame that is published in the map; None: there is none."""
     known = [i for i, r in enumerate(results) if r.covariance_map is not None]
-    return known[0] if known and pipeline.map.place_known else None
+    return known[0] if known and pipeline.map.pose_known else None
 
 
 def saved(pipeline, folder):

@@ -20,14 +20,14 @@ BASE = {
     "window.size": 5, "pose_prior.source": "odometry", "scale.source": "odometry",
     "map.voxel_m": VOXEL_M, "hold_when_blind": False,  # images are black
 }  # fmt: skip
-# Of the odometry's world in the other SLAM's map: neither is the room's.
+# Of the odometry's frame in the other SLAM's map: neither is the room's.
 T_SLAM_ROOM = np.array([[0, -1, 0, 3.0], [1, 0, 0, -2.0], [0, 0, 1, 0.5], [0, 0, 0, 1]])
 
 
 def drifting_walk(count=110, laps=1.1, yaw_deg=0.05, offset=(0.004, 0.0, 0.0)):
     """Returns the true frames, and the odometry's poses of the camera."""
     frames = walked(count, laps)
-    return frames, drifted([f.T_world_camera for f in frames], yaw_deg, np.array(offset))
+    return frames, drifted([f.T_room_camera for f in frames], yaw_deg, np.array(offset))
 
 
 def settings(corrections, **values):
@@ -38,15 +38,15 @@ def settings(corrections, **values):
 
 
 def jump_at(frames, priors, index):
-    """The transform to the odometry's world that puts frame ``index`` where it is."""
-    return T_SLAM_ROOM @ frames[index].T_world_camera @ invert_pose(priors[index])
+    """The transform to the odometry's frame that puts frame ``index`` where it is."""
+    return T_SLAM_ROOM @ frames[index].T_room_camera @ invert_pose(priors[index])
 
 
 def path_until(frames, index, number=1, every=7):
     """The path of a SLAM that knows the truth, as it sends it before frame ``index``."""
     known = frames[:index:every]
     stamps = np.array([f.stamp_ns for f in known])
-    poses = np.stack([T_SLAM_ROOM @ f.T_world_camera for f in known])
+    poses = np.stack([T_SLAM_ROOM @ f.T_room_camera for f in known])
     return SlamPath(number, int(stamps[-1]), stamps, poses)
 
 
@@ -93,7 +93,7 @@ def run(walk, config, said, pipeline=None, begin=0):
 
 def errors(pipeline, frames, T_slam_room=T_SLAM_ROOM):
     """Distances of the map's points to the room's surfaces, the map being the other SLAM's."""
-    T = invert_pose(T_slam_room) @ pipeline.scene_map.T_map_world
+    T = invert_pose(T_slam_room) @ pipeline.scene_map.T_ros_map
     points = pipeline.scale.metres * pipeline.map.cloud().xyz
     return distance_to_surface(ROOM, points @ T[:3, :3].T + T[:3, 3])
 

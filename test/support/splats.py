@@ -56,10 +56,10 @@ def harmonics(d):
     )  # fmt: skip
 
 
-def render(splats, T_world_camera, K, size):
+def render(splats, T_map_camera, K, size):
     """Returns the picture [h, w, 3] of 0..1 and the opacity [h, w]; size: (width, height)."""
     w, h = size
-    R, centre = T_world_camera[:3, :3], T_world_camera[:3, 3]
+    R, centre = T_map_camera[:3, :3], T_map_camera[:3, 3]
     away = splats.means - centre
     local = away @ R
     away = away / np.linalg.norm(away, axis=1, keepdims=True)
@@ -151,7 +151,7 @@ def read_glb(path):
 
 
 class SplatTruth(TruthSession):
-    """The truth of each window, in a unit and a world of its own, with exact Gaussians."""
+    """The truth of each window, in a unit and a frame of its own, with exact Gaussians."""
 
     def infer(self, window):
         prediction = super().infer(window)

@@ -4,7 +4,7 @@ import numpy as np
 
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.keyframe import FramePose, Keyframe
-from da3_ros.keyframe_store.store import MapState, Place, StoreWriter
+from da3_ros.keyframe_store.store import MapState, StoredSubmap, StoreWriter
 
 SIZE = (80, 60)
 K = np.array([[100.0, 0, 40], [0, 100, 30], [0, 0, 1]])
@@ -19,8 +19,8 @@ def write_walls(folder, count=8, boxes=(), confidence=None, grey=None, step=0.05
     the map per unit of the submap.
     """
     writer = StoreWriter(folder)
-    writer.place([Place(0, 0, 0, Similarity(unit, np.eye(3), np.zeros(3)))])
-    writer.set_map(MapState(T_map_world=np.eye(4)))
+    writer.place([StoredSubmap(0, 0, 0, Similarity(unit, np.eye(3), np.zeros(3)))])
+    writer.set_map(MapState(T_ros_map=np.eye(4)))
     for stamp in range(count):
         T = np.eye(4)
         T[0, 3] = step * stamp / unit

@@ -58,11 +58,11 @@ class ToyRuntime(Runtime):
 
 
 class Spacing(ScaleSource):
-    """The cameras of each instant are 0.3 m apart."""
+    """The cameras of each frameset are 0.3 m apart."""
 
     def measure(self, window, prediction, by_prior):
-        instants = np.array([view.instant for view in window.views])
-        first, second = np.nonzero(np.triu(instants[:, None] == instants, 1))
+        framesets = np.array([view.frameset for view in window.views])
+        first, second = np.nonzero(np.triu(framesets[:, None] == framesets, 1))
         places = prediction.T_window_camera[:, :3, 3]
         lengths = np.linalg.norm(places[second] - places[first], axis=1)
         return ScaleMeasurement(0.3 / float(np.median(lengths)), 0.02) if len(lengths) else None

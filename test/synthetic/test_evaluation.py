@@ -20,7 +20,7 @@ def walk(request):
 
 
 def elsewhere(T, scale):
-    """The pose in another world and unit, where the camera is at p when it is at scale p here."""
+    """The pose in another frame and unit, where the camera is at p when it is at scale p here."""
     turn = np.eye(4)
     turn[:3, :3] = Rotation.from_euler("xyz", (20, -130, 75), degrees=True).as_matrix()
     turn[:3, 3] = 3, -2, 9
@@ -33,15 +33,15 @@ def reconstruction(frames, scale=1.7):
     """Perfect pairs and their cloud, every frame's points."""
     pairs, clouds = [], []
     for f in frames:
-        T = elsewhere(f.T_world_camera, scale)
+        T = elsewhere(f.T_room_camera, scale)
         depth = np.where(np.isfinite(f.depth), f.depth / np.float32(scale), np.nan)
-        pairs.append(m.FramePair(depth, T, f.depth, f.T_world_camera))
+        pairs.append(m.FramePair(depth, T, f.depth, f.T_room_camera))
         points = backproject(depth, f.K).reshape(-1, 3)
         clouds.append(points[np.isfinite(points).all(1)] @ T[:3, :3].T + T[:3, 3])
     return pairs, np.concatenate(clouds)
 
 
-def test_the_truth_in_another_world_and_unit_has_no_error(walk):
+def test_the_truth_in_another_frame_and_unit_has_no_error(walk):
     camera, frames = walk
     errors = m.measure(camera.room, *reconstruction(frames))
     assert errors.depth.abs_rel < 1e-6
@@ -77,7 +77,7 @@ def test_trajectory_error_is_what_no_similarity_explains():
 
 def test_standing_still_is_wrong_by_the_spread_of_the_path():
     camera = SyntheticCamera(seed=3, size=(28, 28), walk="loop", frames=12)
-    true = camera.T_world_camera
+    true = camera.T_room_camera
     spread = true[:, :3, 3] - true[:, :3, 3].mean(0)
     still = np.tile(np.eye(4), (len(true), 1, 1))
     expected = np.sqrt((spread**2).sum(1).mean())

@@ -9,7 +9,7 @@ from da3_ros.synthetic.odometry import DriftingOdometry, base_below
 
 def test_odometry_without_noise_is_the_truth_of_a_level_base():
     """Odometry without noise is the truth seen from a level base on the floor."""
-    walk = SyntheticCamera(5, (32, 24), frames=20, walk="loop").T_world_camera
+    walk = SyntheticCamera(5, (32, 24), frames=20, walk="loop").T_room_camera
     odometry = DriftingOdometry(walk[0])
     base = base_below(walk[0])
     np.testing.assert_allclose(base[2], [0, 0, 1, 0])

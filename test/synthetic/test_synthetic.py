@@ -43,7 +43,7 @@ def cast(room, T, rays):
     nearest, is_sky = np.full(rays.shape[:2], np.inf), np.zeros(rays.shape[:2], bool)
     for block in range(len(room.yaw)):
         c, s = np.cos(float(room.yaw[block])), np.sin(float(room.yaw[block]))
-        axes = np.array([[c, s, 0.0], [-s, c, 0.0], [0.0, 0.0, 1.0]])  # local axes in the world
+        axes = np.array([[c, s, 0.0], [-s, c, 0.0], [0.0, 0.0, 1.0]])  # local axes in the room
         centre, half = room.centre[block].numpy(), room.half[block].numpy()
         for face in range(6):
             axis, sign = face // 2, 2 * (face % 2) - 1
@@ -62,7 +62,7 @@ def cast(room, T, rays):
     return np.where(is_sky, np.inf, nearest)
 
 
-def world_points(T, K, depth):
+def room_points(T, K, depth):
     """World points [H, W, 3] of a depth image."""
     depth = np.where(np.isinf(depth), np.nan, depth)
     points = pixel_rays(K, depth.shape[::-1]) * depth[..., None]
@@ -105,7 +105,7 @@ def test_surface_number_names_the_face_that_was_hit(views):
     _, T, seen = views[0]
     floor = seen.surface[0].numpy() == 4
     assert floor.any()
-    points = world_points(T[0], K, seen.depth[0].double().numpy())
+    points = room_points(T[0], K, seen.depth[0].double().numpy())
     np.testing.assert_allclose(points[floor][:, 2], 0.0, atol=1e-5)
     assert (points[~floor & np.isfinite(points[..., 2])][:, 2] > 1e-4).all()
 
@@ -114,7 +114,7 @@ def test_rendered_points_lie_on_the_surfaces(views):
     for room, T, seen in views:
         for i in range(len(T)):
             depth = seen.depth[i].double().numpy()
-            points = world_points(T[i], K, depth)[np.isfinite(depth)]
+            points = room_points(T[i], K, depth)[np.isfinite(depth)]
             assert distance_to_surface(room, points).max() < 1e-4
 
 
@@ -133,7 +133,7 @@ def test_a_point_has_the_same_colour_and_depth_in_another_view():
     size, k = (320, 240), intrinsics((320, 240), 65.0)
     seen = render(room, T, k, size)
     depth = seen.depth.double().numpy()
-    points = world_points(T[0], k, depth[0])[np.isfinite(depth[0])]
+    points = room_points(T[0], k, depth[0])[np.isfinite(depth[0])]
     colours = seen.image[0].numpy()[np.isfinite(depth[0])].astype(float)
     camera = (points - T[2][:3, 3]) @ T[2][:3, :3]
     pixels = camera @ k.T
@@ -233,7 +233,7 @@ def test_a_matcher_finds_correspondences_ten_centimetres_apart():
     counts = []
     for seed in (31, 32, 33, 34):
         camera = SyntheticCamera(seed, walk="strafe", frames=40)
-        place = camera.T_world_camera[:, :3, 3]
+        place = camera.T_room_camera[:, :3, 3]
         far = int((np.linalg.norm(place - place[10], axis=1) > 0.1)[10:].argmax()) + 10
         orb = cv2.ORB_create(2000)
         found = [
@@ -241,14 +241,14 @@ def test_a_matcher_finds_correspondences_ten_centimetres_apart():
             for i in (10, far)
         ]
         matches = cv2.BFMatcher(cv2.NORM_HAMMING, True).match(found[0][1], found[1][1])
-        frame, pose = camera[10], camera.T_world_camera[far]
+        frame, pose = camera[10], camera.T_room_camera[far]
         correct = 0
         for m in matches:  # true ones only: where the exact geometry puts the point
             p = np.array(found[0][0][m.queryIdx].pt) + 0.5
             z = frame.depth[int(p[1]), int(p[0])]
             ray = np.linalg.solve(frame.K, [*p, 1.0])
-            world = frame.T_world_camera[:3, :3] @ (ray * z) + frame.T_world_camera[:3, 3]
-            q = frame.K @ (pose[:3, :3].T @ (world - pose[:3, 3]))
+            point = frame.T_room_camera[:3, :3] @ (ray * z) + frame.T_room_camera[:3, 3]
+            q = frame.K @ (pose[:3, :3].T @ (point - pose[:3, 3]))
             seen = np.array(found[1][0][m.trainIdx].pt) + 0.5
             correct += bool(np.isfinite(z) and np.linalg.norm(q[:2] / q[2] - seen) < 3.0)
         counts.append(correct)
@@ -308,7 +308,7 @@ def test_walks_are_smooth_free_of_collisions_and_upright(kind, frames):
         assert step.max() <= pace.step_m + 1e-9
         assert clearance(room, T[:, :3, 3]).min() > 0.25
         assert ((T[:, :3, 3] > 0) & (T[:, :3, 3] < room.size)).all()
-        assert (R[:, 2, 1] < -0.8).all()  # the image's down is the world's down
+        assert (R[:, 2, 1] < -0.8).all()  # the image's down is the room's down
         np.testing.assert_array_equal(T, make_walk(room, kind, frames, seed, pace))
 
 
@@ -366,7 +366,7 @@ def test_synthetic_camera_gives_stamped_frames_with_truth():
     assert f.K[0, 2] == 48.0  # corner rule
     assert camera.calibration.K[0, 2] == 47.5  # ROS rule
     assert 2 * np.degrees(np.arctan(48 / f.K[0, 0])) == pytest.approx(70)
-    truth = cast(camera.room, f.T_world_camera, pixel_rays(f.K, (96, 72)))
+    truth = cast(camera.room, f.T_room_camera, pixel_rays(f.K, (96, 72)))
     np.testing.assert_allclose(f.depth, truth, rtol=1e-5)
     np.testing.assert_array_equal(camera[2].image, f.image)
     with pytest.raises(IndexError):
@@ -381,7 +381,7 @@ def test_noise_and_exposure_change_the_image_only():
     a, b, c = list(clean), list(noisy), list(drift)
     for one, two, three in zip(a, b, c, strict=True):
         np.testing.assert_array_equal(one.depth, two.depth)
-        np.testing.assert_array_equal(one.T_world_camera, three.T_world_camera)
+        np.testing.assert_array_equal(one.T_room_camera, three.T_room_camera)
     middle = (a[3].image > 30) & (a[3].image < 225)
     assert (b[3].image.astype(float) - a[3].image)[middle].std() == pytest.approx(4.0, rel=0.1)
     ratios = [x.image.mean() / y.image.mean() for x, y in zip(c, a, strict=True)]
@@ -417,7 +417,7 @@ def test_depth_of_a_distorted_pixel_is_that_of_its_own_ray():
     criteria = (cv2.TERM_CRITERIA_COUNT | cv2.TERM_CRITERIA_EPS, 200, 1e-14)
     rays = cv2.undistortPoints(points, c.K, c.D, None, None, None, criteria).reshape(1, -1, 2)
     rays = np.concatenate([rays, np.ones((1, rays.shape[1], 1))], -1)
-    truth = cast(bent.room, raw.T_world_camera, rays)[0]
+    truth = cast(bent.room, raw.T_room_camera, rays)[0]
     found = raw.depth[points[:, 1].astype(int), points[:, 0].astype(int)]
     agrees = (np.abs(found / truth - 1) < 1e-4) | (np.isinf(found) & np.isinf(truth))
     assert agrees.mean() > 0.98  # edges aside

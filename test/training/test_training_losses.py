@@ -109,12 +109,12 @@ def test_matches_point_to_where_the_surface_is(truth):
                 if not torch.isfinite(d):
                     continue
                 ray = torch.linalg.inv(truth.K[b, i]) @ torch.tensor([c + 0.5, r + 0.5, 1.0])
-                world = truth.T_ref_camera[b, i] @ torch.cat((ray * d, torch.ones(1)))
+                point = truth.T_ref_camera[b, i] @ torch.cat((ray * d, torch.ones(1)))
                 for j in range(N):
                     target = matches[b, i * P + p, j * P : (j + 1) * P]
                     if target.sum() == 0:
                         continue
-                    there = (torch.linalg.inv(truth.T_ref_camera[b, j]) @ world)[:3]
+                    there = (torch.linalg.inv(truth.T_ref_camera[b, j]) @ point)[:3]
                     u, v, z = truth.K[b, j] @ there
                     place = torch.stack((u, v)) / z / 14
                     mass = target / target.sum()

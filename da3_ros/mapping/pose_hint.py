@@ -13,7 +13,7 @@ SIGMAS = 4.0
 
 
 @dataclass(frozen=True, eq=False)
-class PlaceHint:
+class PoseHint:
     """A position on the ground, such as a click into a map gives; heights are unknown."""
 
     position: Array  # [3]
@@ -21,16 +21,16 @@ class PlaceHint:
     sigma: float  # standard deviation of the position
 
     @staticmethod
-    def on_map(x: float, y: float, sigma: float) -> PlaceHint:
+    def on_map(x: float, y: float, sigma: float) -> PoseHint:
         """Returns the hint in the frame and the unit of the map (REP 103: z is up)."""
-        return PlaceHint(np.array([x, y, 0.0]), np.array([0.0, 0.0, 1.0]), sigma)
+        return PoseHint(np.array([x, y, 0.0]), np.array([0.0, 0.0, 1.0]), sigma)
 
-    def moved(self, T_map_ref: Array, unit: float) -> PlaceHint:
-        """Returns the hint in another frame, of which ``T_map_ref`` [4, 4] is the pose in the map,
-        and where lengths are ``unit`` times those of the map."""
-        back = invert_pose(T_map_ref)
+    def moved(self, T_ros_local: Array, unit: float) -> PoseHint:
+        """Returns the hint in another frame, of which ``T_ros_local`` [4, 4] is the pose in the
+        map, and where lengths are ``unit`` times those of the map."""
+        back = invert_pose(T_ros_local)
         position = (back[:3, :3] @ self.position + back[:3, 3]) * unit
-        return PlaceHint(position, back[:3, :3] @ self.up, self.sigma * unit)
+        return PoseHint(position, back[:3, :3] @ self.up, self.sigma * unit)
 
     def allows(self, camera: Array, sight: float) -> bool:
         """True if a camera [3] that sees as far as ``sight`` may see what is at the hint."""

@@ -1,4 +1,4 @@
-"""A box that crosses the view of a synthetic camera: a rendered mover, with its exact places."""
+"""A box that crosses the view of a synthetic camera: a rendered box, with its exact positions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from da3_ros.synthetic.renderer import render_batch
 from da3_ros.synthetic.rooms import Room, distance_to_surface
 from da3_ros.types import Array
 
-HALF = (0.22, 0.22, 0.8)  # half extents of the mover, metres: a person's
+HALF = (0.22, 0.22, 0.8)  # half extents of the box, metres: a person's
 AHEAD_M = 1.8  # distance at which it crosses the view
 FACES = slice(6, 12)  # faces of a room's first box, whose material it has
 
@@ -23,13 +23,13 @@ class Crossing:
     """Frames in which a box moves for a while, and where it was."""
 
     frames: list[SyntheticFrame]
-    room: Room  # without the mover
+    room: Room  # without the box
     rooms: Sequence[Room]  # with it, one per frame in which it moved
     sees: Array  # [N] share of each frame's pixels that show it
 
-    def distance_to_mover(self, points: Array) -> Array:
-        """Returns distances [M], metres, of points [M, 3] of the room to the mover's surface at
-        the nearest of its places."""
+    def distance_to_box(self, points: Array) -> Array:
+        """Returns distances [M], metres, of points [M, 3] of the room to the box's surface at
+        the nearest of its positions."""
         nearest = np.full(len(points), np.inf)
         for room in self.rooms:
             alone = replace(
@@ -48,7 +48,7 @@ def crossing(camera: SyntheticCamera, first: int, last: int, sweeps: float = 1.0
     first, last: frames in which it is in the room.
     """
     frames, rooms, sees = list(camera), [], np.zeros(len(camera))
-    middle = camera.T_world_camera[(first + last) // 2]
+    middle = camera.T_room_camera[(first + last) // 2]
     ahead = middle[:3, 2] * (1, 1, 0)
     ahead /= np.linalg.norm(ahead)
     aside = np.cross(ahead, (0, 0, 1))
@@ -57,7 +57,7 @@ def crossing(camera: SyntheticCamera, first: int, last: int, sweeps: float = 1.0
         across = 1 - 4 * abs(0.5 * phase - round(0.5 * phase))  # 1 to -1 and back
         centre = middle[:3, 3] + AHEAD_M * ahead + 1.6 * across * aside
         room = _with_box(camera.room, centre[:2])
-        seen = render_batch([room], frames[i].T_world_camera[None], camera.K, camera.size)
+        seen = render_batch([room], frames[i].T_room_camera[None], camera.K, camera.size)
         box = (seen.surface // 6 == room.boxes).numpy()[0]
         image, depth = frames[i].image.copy(), frames[i].depth.copy()
         image[box], depth[box] = seen.image.numpy()[0][box], seen.depth.numpy()[0][box]
@@ -72,9 +72,9 @@ def _ends(blocks: torch.Tensor) -> torch.Tensor:
     return torch.cat([blocks[:1], blocks[-1:]])
 
 
-def _with_box(room: Room, place: Array) -> Room:
-    """Returns the room with one more box, which stands on the floor at ``place`` [2]."""
-    centre = torch.tensor([[*place, HALF[2]]], dtype=torch.float64)
+def _with_box(room: Room, position: Array) -> Room:
+    """Returns the room with one more box, which stands on the floor at ``position`` [2]."""
+    centre = torch.tensor([[*position, HALF[2]]], dtype=torch.float64)
     return replace(
         room,
         centre=torch.cat([room.centre, centre]),

@@ -35,7 +35,7 @@ class _Voter:
     view: DepthView
 
 
-class MoverRemoval:
+class DynamicPoints:
     """Removes points of a scene that later keyframes look through; owner of what they saw."""
 
     def __init__(self, submaps: Mapping[int, Submap], points: SubmapPoints) -> None:
@@ -77,7 +77,7 @@ class MoverRemoval:
             one = others[(self._turn + step) % len(others)]
             T = one.T_map_submap
             far = float(np.linalg.norm(T.points(one.middle) - camera)) - one.reach * T.scale
-            if one is not newest and one.part == newest.part and far < reach:
+            if one is not newest and one.component == newest.component and far < reach:
                 self._turn = (self._turn + step + 1) % len(others)
                 return [newest, one]
         self._turn += LOOKED_AT
@@ -89,7 +89,9 @@ class MoverRemoval:
         suspects = np.flatnonzero(self._votes(newest, submap, xyz, xyz) == THROUGH)
         if not len(suspects):
             return
-        voters = [v for v in reversed(before) if self._submaps[v.submap].part == submap.part]
+        voters = [
+            v for v in reversed(before) if self._submaps[v.submap].component == submap.component
+        ]
         votes = [self._votes(v, submap, xyz[suspects], xyz) for v in (*voters, newest)]
         leaving = suspects[looked_through(votes, len(suspects))]
         if len(leaving):
@@ -97,9 +99,9 @@ class MoverRemoval:
 
     def _votes(self, voter: _Voter, submap: Submap, xyz: Array, among: Array) -> NDArray[np.int8]:
         """Returns the votes on points [M, 3] of a submap; ``among``: all of its points."""
-        place = self._submaps[voter.submap].T_map_submap
+        pose = self._submaps[voter.submap].T_map_submap
         to_camera = Similarity.from_pose(invert_pose(voter.T_submap_camera))
-        T = to_camera @ place.inverse() @ submap.T_map_submap
+        T = to_camera @ pose.inverse() @ submap.T_map_submap
         scale_R, t = (T.scale * T.R.T).astype(np.float32), T.t.astype(np.float32)
         sample = among[:: max(1, len(among) // SAMPLE)]
         return voter.view.votes(xyz @ scale_R + t, voter.view.disagreement(sample @ scale_R + t))

@@ -1,4 +1,4 @@
-"""After a jump back or lost tracking a scene goes on in a part of its own, at a guessed place."""
+"""After a jump back or lost tracking a scene goes on in a component of its own, unconnected."""
 
 import dataclasses
 
@@ -38,8 +38,8 @@ def looped(walk):
     return pipeline, run(walk, pipeline, [*range(10), *range(10)])
 
 
-def test_a_fixed_factor_holds_for_its_segment_alone(walk, caplog):
-    """Each segment has a unit of its own: after a jump the new one is unknown."""
+def test_a_fixed_factor_holds_for_its_chain_alone(walk, caplog):
+    """Each chain has a unit of its own: after a jump the new one is unknown."""
     frames = walk[1]
     session = TruthSession(frames)
     factor = 1 / np.exp(np.random.default_rng(0).normal(0, 0.5))
@@ -54,7 +54,7 @@ def test_a_fixed_factor_holds_for_its_segment_alone(walk, caplog):
     assert [r.scale.metric for r in results] == [True] * 10 + [False] * 20
     assert all(np.isnan(r.scale.value) for r in results[10:])
     assert max(abs(np.log(r)) for r in ratios[10:]) > 0.1  # and it would have been wrong
-    assert "holds for the first segment only" in caplog.text
+    assert "holds for the first chain only" in caplog.text
     # The scene stays in metres: what is not metric is not in it.
     assert pipeline.snapshot().metric
     assert len(pipeline.poses()) == 10
@@ -76,12 +76,12 @@ def test_five_refusals_end_what_was_known(walk, source):
     session = LostSession(frames, set(range(4, 9)))
     pipeline = Pipeline(settings(**{"scale.source": source}), session)
     results = run((camera, frames), pipeline, range(16))
-    lost = [r for r in results if r.window.segment == 1]
+    lost = [r for r in results if r.window.chain == 1]
     assert lost
     assert not any(r.scale.metric for r in lost)
     assert all(r.covariance_map is None and r.covariance_odom is None for r in lost)
-    assert not pipeline.map.place_known
-    before = [r for r in results if r.window.segment == 0 and r.window.aligned]
+    assert not pipeline.map.pose_known
+    before = [r for r in results if r.window.chain == 0 and r.window.aligned]
     assert all(r.covariance_map is not None for r in before)
 
 
@@ -127,137 +127,137 @@ def test_depth_in_a_guessed_unit_is_not_published_in_metres(walk, source, sessio
     assert known == [shown or i != 6 for i in range(10)]
 
 
-def test_after_a_jump_the_place_is_a_guess_and_odometry_begins(looped):
+def test_after_a_jump_the_pose_in_the_map_is_unknown_and_odometry_begins(looped):
     pipeline, results = looped
-    assert not pipeline.map.place_known
+    assert not pipeline.map.pose_known
     assert all(r.covariance_map is None for r in results[10:])
     assert all(r.covariance_odom is not None for r in results[10:])
     assert all(r.covariance_map is not None for r in results[:10])
 
 
-def test_points_of_two_parts_never_mix(looped, tmp_path):
-    """Both parts lie at the origin: averaged together they would be one heap."""
+def test_points_of_two_components_never_mix(looped, tmp_path):
+    """Both components lie at the origin: averaged together they would be one heap."""
     pipeline, _ = looped
     scene = pipeline.scene()
-    assert scene.parts == (0, 1)
-    assert scene.guessed == 1
+    assert scene.components == (0, 1)
+    assert scene.unconnected == 1
     alone = [
-        export_scene(scene.of_part(p), tmp_path / f"{p}.ply", Selection(voxel=0.2)).points
-        for p in scene.parts
+        export_scene(scene.of_component(p), tmp_path / f"{p}.ply", Selection(voxel=0.2)).points
+        for p in scene.components
     ]
     both = export_scene(scene, tmp_path / "both.ply", Selection(voxel=0.2))
     assert both.points == sum(alone)
 
 
-def test_only_the_part_at_hand_is_shown(looped):
+def test_only_the_component_at_hand_is_shown(looped):
     pipeline, _ = looped
     shown = pipeline.map.view.thinned(10**6, np.eye(4))
-    assert {one.part for one in shown.clouds} == {1}
+    assert {one.component for one in shown.clouds} == {1}
     assert len(pipeline.path()) == 10
     assert len(pipeline.poses()) == 20
 
 
 @pytest.mark.parametrize("form", ["ply", "glb", "tum", "colmap"])
-def test_exports_name_guessed_parts_and_can_leave_them_out(looped, form, tmp_path):
+def test_exports_name_unconnected_components_and_can_leave_them_out(looped, form, tmp_path):
     pipeline, _ = looped
     save_scene(pipeline.snapshot(), tmp_path / "scene")
     scene = load_scene(tmp_path / "scene").scene()
-    assert scene.guessed == 1
+    assert scene.unconnected == 1
     done = export_scene(scene, tmp_path / f"all.{form}", form=form)
-    assert done.text.endswith("; 2 parts, 1 at a guessed place")
-    known = export_scene(scene, tmp_path / f"known.{form}", Selection(guessed=False), form)
-    assert "guessed place" not in known.text
+    assert done.text.endswith("; 2 components, 1 unconnected")
+    known = export_scene(scene, tmp_path / f"known.{form}", Selection(unconnected=False), form)
+    assert "unconnected" not in known.text.replace(str(known.path), "")
     if form == "tum":
         lines = done.path.read_text().splitlines()
-        assert [x for x in lines if x[0] == "#"] == ["# part 1 of the scene, place guessed"]
+        assert [x for x in lines if x[0] == "#"] == ["# component 1 of the scene, unconnected"]
         assert np.loadtxt(done.path).shape == (20, 8)
         assert np.loadtxt(known.path).shape == (10, 8)
     elif form == "glb":
         assert b'"parts_guessed":1' in done.path.read_bytes()
-        assert b"guessed" not in known.path.read_bytes()
+        assert b"parts_guessed" not in known.path.read_bytes()
     elif form == "ply":
-        assert b"comment parts 2, of which 1 at guessed places" in done.path.read_bytes()
-    assert known.points == scene.of_part(0).cloud().xyz.shape[0] < done.points
+        assert b"comment components 2, of which 1 unconnected" in done.path.read_bytes()
+    assert known.points == scene.of_component(0).cloud().xyz.shape[0] < done.points
 
 
-def test_the_path_in_a_glb_does_not_join_parts(looped, tmp_path):
+def test_the_path_in_a_glb_does_not_join_components(looped, tmp_path):
     pipeline, _ = looped
     done = export_scene(pipeline.scene(), tmp_path / "s.glb")
     path = trimesh.load(done.path).geometry["path"]
-    assert len(path.vertices) == 2 * (9 + 9)  # lines between neighbours of one part
+    assert len(path.vertices) == 2 * (9 + 9)  # lines between neighbours of one component
 
 
-def test_the_command_leaves_guessed_parts_out(looped, tmp_path, capsys):
+def test_the_command_leaves_unconnected_components_out(looped, tmp_path, capsys):
     save_scene(looped[0].snapshot(), tmp_path / "scene")
     for flags in ([], ["--known-only"]):
         out = tmp_path / f"out{len(flags)}.ply"
         assert main(["export", str(tmp_path / "scene"), str(out), *flags]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert "2 parts, 1 at a guessed place" in said[0]
-    assert "guessed" not in said[1]
+    assert "2 components, 1 unconnected" in said[0]
+    assert "unconnected" not in said[1]
 
 
-def test_a_scene_of_guessed_parts_alone_is_not_called_empty(looped, tmp_path, capsys):
+def test_a_scene_of_unconnected_components_alone_is_not_called_empty(looped, tmp_path, capsys):
     snapshot = looped[0].snapshot()
-    submaps = tuple(s for s in snapshot.submaps if s.part)
+    submaps = tuple(s for s in snapshot.submaps if s.component)
     rows = np.isin(snapshot.poses.rows["submap"], [s.id for s in submaps])
     poses = dataclasses.replace(snapshot.poses, rows=snapshot.poses.rows[rows])
     save_scene(dataclasses.replace(snapshot, submaps=submaps, poses=poses), tmp_path / "scene")
     command = ["export", str(tmp_path / "scene"), str(tmp_path / "out.ply")]
     assert main([*command, "--known-only"]) != 0
     said = capsys.readouterr().err
-    assert "all parts of the scene are at guessed places" in said
+    assert "all components of the scene are unconnected" in said
     assert "without --known-only" in said
     assert main(command) == 0
 
 
-def test_a_resumed_scene_goes_on_in_a_guessed_part(looped, walk, tmp_path):
+def test_a_resumed_scene_goes_on_in_an_unconnected_component(looped, walk, tmp_path):
     save_scene(looped[0].snapshot(), tmp_path / "scene")
     pipeline = Pipeline(settings(), TruthSession(walk[1]))
     pipeline.resume(load_scene(tmp_path / "scene"))
     shown = pipeline.map.view.thinned(10**6, np.eye(4))
-    assert {one.part for one in shown.clouds} == {1}  # until more comes
+    assert {one.component for one in shown.clouds} == {1}  # until more comes
     results = run(walk, pipeline, range(5))
-    assert pipeline.scene().parts == (0, 1, 2)
+    assert pipeline.scene().components == (0, 1, 2)
     assert results[0].covariance_map is None
     save_scene(pipeline.snapshot(), tmp_path / "scene")
-    assert sorted({s.part for s in load_scene(tmp_path / "scene").submaps}) == [0, 1, 2]
-    assert len(load_scene(tmp_path / "scene").scene().parts) == 3
+    assert sorted({s.component for s in load_scene(tmp_path / "scene").submaps}) == [0, 1, 2]
+    assert len(load_scene(tmp_path / "scene").scene().components) == 3
 
 
-def test_odometry_of_a_part_is_right_within_it(looped, walk):
+def test_odometry_of_a_component_is_right_within_it(looped, walk):
     _, results = looped
     frames = walk[1]
-    first = results[10].T_odom_world @ results[10].T_world_camera
+    first = results[10].T_odom_map @ results[10].T_map_camera
     unit = np.nanmedian(results[10].depth_m / frames[0].depth)
     for r, frame in zip(results[10:], frames, strict=True):
-        moved = invert_pose(first) @ r.T_odom_world @ r.T_world_camera
-        true = invert_pose(frames[0].T_world_camera) @ frame.T_world_camera
+        moved = invert_pose(first) @ r.T_odom_map @ r.T_map_camera
+        true = invert_pose(frames[0].T_room_camera) @ frame.T_room_camera
         np.testing.assert_allclose(moved[:3, 3] / unit, true[:3, 3], atol=2e-3)
 
 
 @pytest.mark.slow
-def test_lost_before_the_scale_is_known_the_place_is_a_guess(walk):
+def test_lost_before_the_scale_is_known_the_pose_is_unknown(walk):
     """The old scene leaves the map, but the map's frame does not begin anew."""
     camera = SyntheticCamera(seed=3, size=(140, 112), walk="straight", frames=16)
     frames = list(camera)
     session = LostSession(frames, set(range(4, 9)))
     pipeline = Pipeline(settings(**{"scale.source": "odometry"}), session)
     results = run((camera, frames), pipeline, range(16))
-    assert results[-1].window.segment == 1
-    assert not pipeline.map.place_known
+    assert results[-1].window.chain == 1
+    assert not pipeline.map.pose_known
     assert results[-1].covariance_map is None
 
 
-def test_parts_are_joined_by_submaps_that_have_left_the_map(looped, walk):
+def test_components_are_joined_by_submaps_that_have_left_the_map(looped, walk):
     pipeline = Pipeline(settings(**{"map.voxel_m": 0.03}), TruthSession(walk[1]))
     run(walk, pipeline, [*range(10), *range(10)])
     store = pipeline.map
     newest = max(store.submaps)
     del store.submaps[min(store.submaps)]
-    assert not store.place_known
-    store.merge_parts([(0, newest)])
-    assert store.place_known
+    assert not store.pose_known
+    store.merge_components([(0, newest)])
+    assert store.pose_known
 
 
 def test_a_loaded_scene_begins_odometry(looped, walk, tmp_path):
