@@ -176,7 +176,7 @@ def run_live(options: argparse.Namespace) -> dict:
             stream.step()
     stream.publisher.drain()
     spans.rows, spans.start = [], time.perf_counter()
-    before = stream.accounts.processed
+    before = stream.frame_counts.processed
 
     def send_images() -> None:
         for pending in waiting[warm:]:
@@ -193,7 +193,7 @@ def run_live(options: argparse.Namespace) -> dict:
     if profile is not None:
         profile.export_chrome_trace(str(options.trace))
     return summary(session, spans) | {
-        "frames": stream.accounts.processed - before,
+        "frames": stream.frame_counts.processed - before,
         "rate": options.rate,
     }
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from da3_ros.config import NodeConfig, PipelineConfig
+from da3_ros.live.metrics import ThreadSafeCounter
 from da3_ros.live.scene_output import SceneOutput
 from da3_ros.mapping.submaps import Snapshot
 from da3_ros.messages import build
@@ -292,28 +292,3 @@ def choose_evenly(stamps: list[int], count: int, last: int | None) -> list[int]:
         chosen.append(min(range(low, high + 1), key=lambda i: abs(stamps[i] - target)))
     chosen[-1] = newest
     return chosen
-
-
-# Counters for several threads. No middleware.
-
-
-class ThreadSafeCounter:
-    """Counts by name; all methods are atomic."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-        self._lock = threading.Lock()
-
-    def add(self, name: str, count: int = 1) -> None:
-        """Add ``count`` to the counter ``name``."""
-        with self._lock:
-            self._counts[name] += count
-
-    def __getitem__(self, name: str) -> int:
-        with self._lock:
-            return self._counts[name]
-
-    def now(self) -> Counter[str]:
-        """Returns a copy of all counts."""
-        with self._lock:
-            return Counter(self._counts)

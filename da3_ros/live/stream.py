@@ -17,11 +17,17 @@ from dataclasses import dataclass
 from da3_ros.config import NodeConfig, PipelineConfig
 from da3_ros.export.checked_files import SceneFileError
 from da3_ros.inference import BudgetError, Running, Session, WindowTooLargeError
-from da3_ros.live.health import Events, Growth, Stages, median_and_p95
 from da3_ros.live.keyframe_folders import record_keyframes
+from da3_ros.live.metrics import (
+    CounterGrowth,
+    EventTimes,
+    StageTimes,
+    ThreadSafeCounter,
+    median_and_p95,
+)
 from da3_ros.live.publish_thread import Publisher
 from da3_ros.live.saved_scenes import scenes_at_start
-from da3_ros.live.scene_stream import RawFrame, SceneStream, StreamHost, ThreadSafeCounter
+from da3_ros.live.scene_stream import RawFrame, SceneStream, StreamHost
 from da3_ros.live.stored_exports import StoredSoFar
 from da3_ros.mapping.pose_hint import PoseHint
 from da3_ros.mapping.submaps import Snapshot
@@ -88,19 +94,19 @@ class Stream:
         self.process_size = (0, 0)
         self.warm_up_s = math.nan  # duration of the warm-up; NaN before its end
         self.latencies: deque[float] = deque(maxlen=LATENCIES)
-        self.published, self.arrived = Events(), Events()
-        self.stages, self.growth = Stages(), Growth()
+        self.published, self.arrived = EventTimes(), EventTimes()
+        self.stages, self.growth = StageTimes(), CounterGrowth()
         self.publisher: Publisher | None = None  # publishes on its own thread; None: on the worker
         self._first = self.scene_streams[next(iter(pipelines))]
-        self.accounts = FrameAccounts(self.scene_streams)
-        self._chooser = WindowChooser(self.scene_streams, host, self.accounts, self.stages)
+        self.frame_counts = FrameCounts(self.scene_streams)
+        self._chooser = WindowChooser(self.scene_streams, host, self.frame_counts, self.stages)
         self.session.on_window_running = self._chooser.choose_ahead
         if saved:
             self._begin_in(saved)
 
     def put(self, raw: RawFrame) -> None:
         """Add a new image; called from callbacks."""
-        self.accounts.receive()
+        self.frame_counts.receive()
         self.arrived.add(self.host.now_ns())
         self.scene_streams.get(raw.camera, self._first).put(raw)
 
@@ -120,7 +126,7 @@ class Stream:
                 return False
             self._run(chosen)
         except Exception:
-            self.accounts.lose("failed", self.accounts.in_processing(self._chooser.images))
+            self.frame_counts.lose("failed", self.frame_counts.in_processing(self._chooser.images))
             raise
         return True
 
@@ -278,7 +284,8 @@ class Stream:
     def _forget_next(self) -> None:
         """Discard frames that were taken from the queues and not yet processed."""
         self._chooser.forget_ahead()
-        self.accounts.lose("cleared", self.accounts.in_processing(0) + self.accounts.waiting)
+        counts = self.frame_counts
+        counts.lose("cleared", counts.in_processing(0) + counts.waiting)
 
     def _run(self, chosen: NextWindow) -> None:
         for frames in chosen.framesets:
@@ -290,7 +297,7 @@ class Stream:
 
     def _deliver(self, scene_stream: SceneStream, frame: TrackedFrame) -> None:
         scene_stream.output.place_map(frame)
-        self.accounts.deliver()
+        self.frame_counts.deliver()
         if self.publisher is None:
             self._publish(scene_stream, frame)
         else:
@@ -323,7 +330,7 @@ def _open_live(config: PipelineConfig, session: Session | None) -> dict[str, Pip
 # Counts of a stream's images: received, processed, waiting, or lost by cause. No middleware.
 
 
-class FrameAccounts:
+class FrameCounts:
     """Counts the images of all scenes from arrival to result or loss.
 
     Callbacks call ``receive`` and ``discard``; all other changes are the worker's. Any thread may
@@ -418,11 +425,11 @@ class WindowChooser:
         self,
         scene_streams: Mapping[str, SceneStream],
         host: StreamHost,
-        accounts: FrameAccounts,
-        stages: Stages,
+        frame_counts: FrameCounts,
+        stages: StageTimes,
     ) -> None:
         self._scene_streams, self._host = scene_streams, host
-        self._accounts, self._stages = accounts, stages
+        self._frame_counts, self._stages = frame_counts, stages
         self.ahead: NextWindow | None = None  # selected while a window ran
         self._preparing_s = 0.0  # duration of the last selection ahead, seconds
 
@@ -462,7 +469,7 @@ class WindowChooser:
         for scene_stream in sorted(self._scene_streams.values(), key=lambda s: s.queue.since_ns):
             waiting = scene_stream.queue.take(self._host.now_ns())
             if waiting:
-                self._accounts.take(sum(map(len, waiting)))
+                self._frame_counts.take(sum(map(len, waiting)))
                 return NextWindow(scene_stream, [self._read(scene_stream, i) for i in waiting])
         return None
 
@@ -479,7 +486,7 @@ class WindowChooser:
             with self._stages.of("decode"):
                 image = decode(raw.message)
         except ImageError as error:
-            self._accounts.lose("bad_image")
+            self._frame_counts.lose("bad_image")
             self._host.warn(f"{raw.topic}: image dropped: {error}", every_s=5.0)
             return None
         return Frame(

@@ -17,7 +17,7 @@ from rclpy.utilities import get_rmw_implementation_identifier
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 
 from da3_ros.config import InputConfig
-from da3_ros.live.health import STALE_S
+from da3_ros.live.metrics import STALE_S
 from da3_ros.live.missing_input_hints import (
     Awaited,
     GapMeter,

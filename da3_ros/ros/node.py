@@ -255,7 +255,7 @@ class Da3Node(LifecycleNode):
     def discard(self, cause: str, images: int) -> None:
         """Count images that are not used on purpose, without a warning."""
         if self.runner is not None:
-            self.runner.stream.accounts.discard(cause, images)
+            self.runner.stream.frame_counts.discard(cause, images)
 
     # Callbacks ---------------------------------------------------------------------------------
 

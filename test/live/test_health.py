@@ -4,18 +4,8 @@ import math
 
 import pytest
 
-from da3_ros.live.health import (
-    ERROR,
-    OK,
-    RECENT_S,
-    STALE_S,
-    WARN,
-    Events,
-    Facts,
-    Growth,
-    Stages,
-    assess,
-)
+from da3_ros.live.health import ERROR, OK, WARN, Facts, assess
+from da3_ros.live.metrics import RECENT_S, STALE_S, CounterGrowth, EventTimes, StageTimes
 
 GOOD = {"state": "active", "input_age_s": 0.1, "output_age_s": 0.2}
 
@@ -70,14 +60,14 @@ def test_images_with_wrong_stamps_are_not_said_to_be_missing():
 
 
 def test_growth_is_forgotten_after_a_while():
-    growth = Growth()
+    growth = CounterGrowth()
     assert growth.update({"a": 0, "b": 2}, 0.0) == ["b"]
     assert growth.update({"a": 1, "b": 2}, RECENT_S - 1) == ["a", "b"]
     assert growth.update({"a": 1, "b": 2}, RECENT_S + 1) == ["a"]
 
 
 def test_rates_use_the_ros_clock_and_silence_the_steady_one():
-    events = Events()
+    events = EventTimes()
     assert (events.rate_hz(0.0), events.silent_s(0.0)) == (0.0, None)
     assert math.isnan(events.age_s(0))
     for n in range(5):  # 10 Hz of the simulator, which runs at half speed
@@ -90,7 +80,7 @@ def test_rates_use_the_ros_clock_and_silence_the_steady_one():
 
 
 def test_no_rate_is_made_up_before_the_clock_or_after_a_jump():
-    events = Events()
+    events = EventTimes()
     for n in range(3):
         events.add(0, now_s=n)
     assert events.rate_hz(3.0) == 0.0
@@ -103,7 +93,7 @@ def test_no_rate_is_made_up_before_the_clock_or_after_a_jump():
 
 
 def test_stages_keep_median_and_95th_percentile():
-    stages = Stages()
+    stages = StageTimes()
     for n in range(1, 21):
         stages.add("decode", n)
     with pytest.raises(KeyError), stages.of("publish"):

@@ -102,7 +102,7 @@ def test_live_frames_are_begun_with_while_a_window_runs(camera, beside_us, story
     assert chosen[0].stamp_ns == frames[2].stamp_ns  # the newest, not the first that came
     stream.step()
     assert story[3:] == ["prefix 1", "window"]  # the next one's again; its own was there
-    assert stream.accounts.drop_counts() == {"busy": 2}
+    assert stream.frame_counts.drop_counts() == {"busy": 2}
 
 
 @pytest.mark.slow
@@ -124,7 +124,7 @@ def test_a_reset_forgets_what_was_chosen_and_counts_it(camera, beside_us, monkey
     stream.step()
     assert stream._chooser.ahead is not None
     stream.reset()
-    assert stream.accounts.drop_counts()["cleared"] == 1
+    assert stream.frame_counts.drop_counts()["cleared"] == 1
     assert not stream.step()
 
 
@@ -162,13 +162,13 @@ def test_images_taken_while_a_window_runs_are_counted(
             assert n in failing
         assert sum(map(len, stream._chooser.ahead.framesets)) == new  # taken, and in no count yet
         failed = new * len([number for number in failing if number <= n])
-        assert stream.accounts.drop_counts() == ({"failed": failed} if failed else {})
-        assert stream.accounts.received == stream.accounts.processed + failed + new
+        assert stream.frame_counts.drop_counts() == ({"failed": failed} if failed else {})
+        assert stream.frame_counts.received == stream.frame_counts.processed + failed + new
     stream.reset()
-    assert stream.accounts.drop_counts() == {"cleared": new} | (
+    assert stream.frame_counts.drop_counts() == {"cleared": new} | (
         {"failed": failed} if failed else {}
     )
-    assert stream.accounts.received == stream.accounts.processed + failed + new == 4 * new
+    assert stream.frame_counts.received == stream.frame_counts.processed + failed + new == 4 * new
 
 
 def test_without_a_device_of_its_own_nothing_is_chosen_early(camera, story):

@@ -41,7 +41,7 @@ def test_each_run_stores_its_keyframes_in_a_folder_of_its_own(tmp_path):
         assert stream.finish_recording(10)
         assert stream.pipeline.counters["keyframes_stored"] > 0
         frames, images = stored(tmp_path / "night" / f"{run:06d}")
-        assert frames == stream.accounts.processed == 5
+        assert frames == stream.frame_counts.processed == 5
         assert images == stream.pipeline.counters["keyframes_stored"]
     assert sorted(p.name for p in (tmp_path / "night").iterdir()) == ["000001", "000002"]
 
@@ -93,7 +93,7 @@ def test_a_disk_that_is_full_at_the_start_pauses_storing(tmp_path, monkeypatch, 
             disk.setattr(JournalWriter, "append", full)
         stream, host = stream_in(tmp_path)
         shown(stream, host, frames=2)
-        assert stream.accounts.processed == 2
+        assert stream.frame_counts.processed == 2
         assert caplog.text.count("storing keyframes is paused") == 1
     shown(stream, host)
     assert stream.finish_recording(10)
@@ -112,7 +112,7 @@ def test_frames_do_not_wait_for_the_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "pwrite", slow(write))
     monkeypatch.setattr(JournalWriter, "append", slow(append))
     shown(stream, host, frames=16)
-    assert stream.accounts.processed == 16
+    assert stream.frame_counts.processed == 16
     assert stream.pipeline.counters["keyframes_not_stored"] > 0
     assert stream.pipeline.map.points._disk._moves  # and points wait
     go_on.set()

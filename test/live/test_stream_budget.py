@@ -82,8 +82,8 @@ def test_a_warm_up_is_no_window_of_the_stream():
     assert stream.warm_up_s > 0
     assert stream.session.memory.plan.window == 4
     assert host.sent == []
-    assert stream.accounts.processed == stream.accounts.received == 0
-    assert stream.accounts.drop_counts() == {}
+    assert stream.frame_counts.processed == stream.frame_counts.received == 0
+    assert stream.frame_counts.drop_counts() == {}
     assert not stream.pipeline.counters
 
 
@@ -131,7 +131,7 @@ def test_the_warm_up_of_a_rig_plans_what_its_windows_ask_for(mode, new):
             stream.put(dataclasses.replace(pending, camera=name))
     while stream.step():
         pass
-    assert stream.accounts.processed == 4
+    assert stream.frame_counts.processed == 4
     assert (session.memory.plan.window, session.memory.plan.new) == (6, new)
 
 

@@ -101,9 +101,9 @@ def test_a_window_that_fails_counts_all_its_new_images(camera, new, names):
         stream.put_rest()
         failures += step(stream)
     assert failures == 1
-    assert stream.accounts.drop_counts() == {"failed": new * len(names)}
-    assert stream.accounts.processed == 2 * new * len(names)
-    assert stream.accounts.received == 3 * new * len(names)
+    assert stream.frame_counts.drop_counts() == {"failed": new * len(names)}
+    assert stream.frame_counts.processed == 2 * new * len(names)
+    assert stream.frame_counts.received == 3 * new * len(names)
 
 
 def test_what_breaks_while_frames_are_read_counts_those_frames(camera, monkeypatch):
@@ -116,10 +116,10 @@ def test_what_breaks_while_frames_are_read_counts_those_frames(camera, monkeypat
         patch.setattr("da3_ros.live.stream.decode", broken)
         put(stream, camera, list(camera)[:3])
         assert step(stream)
-    assert stream.accounts.drop_counts() == {"failed": 3}
+    assert stream.frame_counts.drop_counts() == {"failed": 3}
     put(stream, camera, list(camera)[3:6])
     assert not step(stream)
-    assert stream.accounts.processed == 3
+    assert stream.frame_counts.processed == 3
 
 
 @pytest.mark.parametrize("names", [("",), ("front", "left")])
@@ -132,8 +132,8 @@ def test_a_reset_counts_the_images_that_wait_anywhere(camera, names):
     step(stream)
     put(stream, camera, frames[2:3], names[:1])  # waits for the other camera, or the second frame
     stream.reset()
-    assert stream.accounts.drop_counts() == {"cleared": 1}
-    assert stream.accounts.received == stream.accounts.processed + 1
+    assert stream.frame_counts.drop_counts() == {"cleared": 1}
+    assert stream.frame_counts.received == stream.frame_counts.processed + 1
 
 
 def test_a_reset_counts_the_images_that_wait_for_a_window(camera, monkeypatch):
@@ -143,11 +143,11 @@ def test_a_reset_counts_the_images_that_wait_for_a_window(camera, monkeypatch):
     put(stream, camera, list(camera)[:2])
     assert not step(stream)
     stream.reset()
-    assert stream.accounts.drop_counts() == {"cleared": 2}
+    assert stream.frame_counts.drop_counts() == {"cleared": 2}
     put(stream, camera, list(camera)[:4])
     for _ in range(2):
         step(stream)
-    assert stream.accounts.drop_counts()["cleared"] == 2
+    assert stream.frame_counts.drop_counts()["cleared"] == 2
 
 
 def test_counts_are_read_while_another_thread_adds_causes(camera):
@@ -157,7 +157,7 @@ def test_counts_are_read_while_another_thread_adds_causes(camera):
     def read():
         while not done.is_set():
             try:
-                stream.accounts.drop_counts()
+                stream.frame_counts.drop_counts()
             except RuntimeError as error:
                 wrong.append(error)
 
