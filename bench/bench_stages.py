@@ -133,7 +133,7 @@ def _scene(size: tuple[int, int], frames: int) -> dict[str, float]:
 def _publishing(lib: RclpyLibrary, frame: TrackedFrame, count: int) -> dict[str, float]:
     """Returns milliseconds to build and to publish each topic, each with one subscription."""
     node = Node("bench")
-    outputs = Outputs(lib, DepthConfig(), window_size=4)
+    outputs = Outputs(lib, config_from_parameters({"window.size": 4}))
     publishers = {}
     kinds = {topic: row.type for topic, row in FRAME_TOPICS.items() if not row.of_scene}
     for topic, kind in kinds.items():
@@ -142,7 +142,7 @@ def _publishing(lib: RclpyLibrary, frame: TrackedFrame, count: int) -> dict[str,
         node.create_subscription(lib.type(kind), name, lambda m: None, QoSProfile(depth=1))
     while any(p.get_subscription_count() == 0 for p in publishers.values()):
         time.sleep(0.05)
-    quiet = Outputs(lib, DepthConfig(), window_size=4, tf=lambda frame: [])
+    quiet = Outputs(lib, config_from_parameters({"window.size": 4}), tf=lambda frame: [])
     base = repeated(lambda: list(quiet.frame(frame, lambda topic: False)), count)
     times = {"median confidence of the frame": base}
     for topic, publisher in publishers.items():

@@ -77,6 +77,7 @@ class InferenceConfig:
         0.0,
         "limit in GiB for weights, activations and driver; 0: 90 % of the free memory",
         low=0.0,
+        live=True,
     )
     process_res: int = option(504, "longest image side in the network, pixels", low=28, high=2016)
 
@@ -134,12 +135,14 @@ class KeyframeConfig:
         "a frame becomes a keyframe if, relative to every keyframe, it is rotated by more than "
         "this, degrees, or moved by more than keyframe.parallax",
         low=0.0,
+        live=True,
     )
     parallax: float = option(
         0.05,
         "limit of a frame's motion relative to a keyframe (see keyframe.rotation_deg): "
         "translation divided by the median depth of the keyframe",
         low=0.0,
+        live=True,
     )
 
 
@@ -207,23 +210,32 @@ class DepthConfig:
         "size of all published images: the network's, or the camera's (`input`) without "
         "interpolating across depth edges",
         choices=("network", "input"),
+        live=True,
     )
-    min_confidence: float = option(0.0, "depth below this confidence is NaN", low=0.0)
+    min_confidence: float = option(0.0, "depth below this confidence is NaN", low=0.0, live=True)
     confidence_percentile: float = option(
         0.0,
         "the least confident pixels of each frame that become NaN, percent",
         low=0.0,
         high=99.0,
+        live=True,
     )
     edge_filter: bool = option(
-        True, "flying pixels at depth edges become NaN; wider smears are only kept out of the map"
+        True,
+        "flying pixels at depth edges become NaN; wider smears are only kept out of the map",
+        live=True,
     )
     sky: str = option(
-        "inf", "value of sky, where the model or the metric model sees sky", choices=("inf", "nan")
+        "inf",
+        "value of sky, where the model or the metric model sees sky",
+        choices=("inf", "nan"),
+        live=True,
     )
-    color_range_m: tuple[float, float] = option((0.3, 10.0), "range of the coloured depth, metres")
+    color_range_m: tuple[float, float] = option(
+        (0.3, 10.0), "range of the coloured depth, metres", live=True
+    )
     color_map: str = option(
-        "spectral", "colour map of depth and confidence", choices=("spectral", "turbo")
+        "spectral", "colour map of depth and confidence", choices=("spectral", "turbo"), live=True
     )
 
 
@@ -263,7 +275,9 @@ class MapConfig:
         "thin or glassy things that depth misses now and then",
     )
     export_guessed: bool = option(
-        True, "whether exports by the service contain unconnected components of the scene"
+        True,
+        "whether exports by the service contain unconnected components of the scene",
+        live=True,
     )
     load: str = option(
         "",
@@ -340,6 +354,7 @@ class PipelineConfig:
         "keyframes or submaps are added, memory stays constant; needs a map (map.load, or what "
         "was mapped before) and loop.enabled",
         choices=("mapping", "localization"),
+        live=True,
     )
     mask: str = option(
         "",

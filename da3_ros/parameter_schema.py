@@ -26,16 +26,18 @@ def option(
     choices: tuple[str, ...] | Callable[[], tuple[str, ...]] = (),
     items: type | None = None,
     pattern: str = "",
+    live: bool = False,
 ) -> Any:
     """Declare a config field with its description and allowed values.
 
     ``choices``: or what returns them, asked whenever they are needed.
     ``pattern``: a regular expression for texts that are allowed in addition to the choices.
     ``items``: element type of a list of any length; None: a list has as many numbers as its
-    default.
+    default. ``live``: may change while the node is configured; whoever has the config gets the new
+    one (``PipelineConfig``) by ``reconfigure``.
     """
     metadata = {"text": text, "low": low, "high": high, "choices": choices, "items": items}
-    metadata["pattern"] = pattern
+    metadata |= {"pattern": pattern, "live": live}
     if isinstance(default, tuple):
         return field(default_factory=lambda: default, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -58,6 +60,7 @@ class Parameter:
     choices: tuple[str, ...]
     items: type | None = None  # element type of a list of any length
     pattern: str = ""  # of texts that are allowed in addition to the choices
+    live: bool = False  # whether it may change while the node is configured
 
     def check(self) -> None:
         """Raise ConfigError if the value is outside its range or choices."""

@@ -172,13 +172,27 @@ WALKS: dict[str, Callable[[], Walk]] = {"live": live, "replay": replay}
 
 
 def forwarders() -> Iterator[str]:
-    """Yields the methods of the package that only forward: ``file:line class.name``."""
+    """Yields the methods of the package that only forward: ``file:line class.name``.
+
+    Without those that an abstract class of the package asks for.
+    """
+    wanted = set(_abstract())
     for path in sorted(PACKAGE.rglob("*.py")):
         for owner in (n for n in ast.walk(ast.parse(path.read_text())) if _is_class(n)):
             for method in (n for n in owner.body if isinstance(n, ast.FunctionDef)):
-                if _only_forwards(method):
+                if method.name not in wanted and _only_forwards(method):
                     file = path.relative_to(PACKAGE)
                     yield f"{file}:{method.lineno} {owner.name}.{method.name}"
+
+
+def _abstract() -> Iterator[str]:
+    """Yields the names of the package's abstract methods."""
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and any(
+                isinstance(d, ast.Name) and d.id == "abstractmethod" for d in node.decorator_list
+            ):
+                yield node.name
 
 
 def _is_class(node: ast.AST) -> bool:

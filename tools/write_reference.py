@@ -108,13 +108,10 @@ def _services() -> Iterator[str]:
 
 
 def _parameters() -> Iterator[str]:
-    names, groups = (
-        constant("da3_ros/ros/parameters.py", name) for name in ("DYNAMIC", "DYNAMIC_GROUPS")
-    )
     yield "`live`: can change at any time. The others are fixed while the node is configured.\n"
     yield "| Name | Default | Allowed | | |\n|---|---|---|---|---|"
     for p in parameters(NodeConfig()):
-        live = "live" if p.name in names or p.name.startswith(tuple(groups)) else ""
+        live = "live" if p.live else ""
         yield f"| `{p.name}` | `{_value(p.value)}` | {_allowed(p)} | {live} | {p.text} |"
 
 

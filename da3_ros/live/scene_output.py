@@ -49,8 +49,7 @@ class SceneOutput:
         own = f"{camera}/" if additional else ""
         self.messages = Outputs(
             lib,
-            config.pipeline.depth,
-            window_size=config.pipeline.window.size,
+            config.pipeline,
             map_frame=own + config.map_frame,
             odom_frame=own + config.odom_frame,
             timings=timings,

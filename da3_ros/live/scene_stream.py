@@ -119,7 +119,7 @@ class SceneStream:
     def reconfigure(self, config: PipelineConfig) -> None:
         """Apply parameters that may change while the node is configured."""
         self.pipeline.reconfigure(config)
-        self.output.messages.config = config.depth
+        self.output.messages.config = config
 
     def deliver(self, frame: TrackedFrame) -> None:
         """Publish one processed frame. Thread-safe: does not use the pipeline."""

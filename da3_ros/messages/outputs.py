@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from da3_ros.config import DepthConfig
+from da3_ros.config import PipelineConfig
 from da3_ros.drawing.colormaps import colorize_confidence, colorize_depth
 from da3_ros.geometry.poses import T_ROS_MAP, invert_pose
 from da3_ros.mapping.covariance import rotated_covariance
@@ -49,9 +49,8 @@ class Outputs:
     def __init__(
         self,
         lib: MessageLibrary,
-        config: DepthConfig,
+        config: PipelineConfig,
         *,
-        window_size: int,
         map_frame: str = "map",
         odom_frame: str = "odom",
         timings: bool = True,
@@ -70,7 +69,6 @@ class Outputs:
         self.map_frame, self.odom_frame = map_frame, odom_frame
         self._T_ros_map = T_ros_map
         self.scene_prefix = scene_prefix
-        self._window_size = window_size
         self._timings = timings
         self._tf = tf or self._default_edges
         self._recent: OrderedDict[int, TrackedFrame] = OrderedDict()
@@ -120,7 +118,7 @@ class Outputs:
         slim = dataclasses.replace(
             frame, image=np.zeros((0, 0, 3), np.uint8), depth_m=nothing, confidence=middle
         )
-        for held, most in ((self._recent, self._window_size), (self._keyframes, KEYFRAMES)):
+        for held, most in ((self._recent, self.config.window.size), (self._keyframes, KEYFRAMES)):
             if held is self._recent or frame.keyframe:
                 held[frame.id] = slim
             while len(held) > most:
@@ -162,7 +160,7 @@ class OutputContext(Protocol):
     """What messages need to know besides a frame or a scene."""
 
     lib: MessageLibrary
-    config: DepthConfig
+    config: PipelineConfig
     map_frame: str
     odom_frame: str
 
@@ -323,7 +321,7 @@ FRAME_TOPICS: dict[str, FrameTopic] = {  # in the order in which they are sent
     "depth/image_color": FrameTopic(
         type=IMAGE,
         build=_image(lambda s, frame: colorize_depth(
-            frame.depth_m, s.config.color_range_m, s.config.color_map)),
+            frame.depth_m, s.config.depth.color_range_m, s.config.depth.color_map)),
         text="rgb8, over the fixed range `depth.color_range_m`",
     ),
     "confidence/image": FrameTopic(
@@ -332,7 +330,8 @@ FRAME_TOPICS: dict[str, FrameTopic] = {  # in the order in which they are sent
     ),
     "confidence/image_color": FrameTopic(
         type=IMAGE, has=_posed,
-        build=_image(lambda s, frame: colorize_confidence(frame.confidence, s.config.color_map)),
+        build=_image(lambda s, frame: colorize_confidence(
+            frame.confidence, s.config.depth.color_map)),
         text="rgb8, red is low; fixed range: the logarithm of confidence - 1 from 0.01 to 10",
     ),
     "points": FrameTopic(

@@ -60,7 +60,7 @@ class ParameterChanges:
         names = [change.name for change in changes if change.name in parameters.NAMES]
         if not names:
             return parameters.accept()  # rclpy's own, such as the QoS overrides it declares
-        fixed = [name for name in names if not parameters.is_dynamic(name)]
+        fixed = [name for name in names if name not in parameters.LIVE]
         runner = self._current()
         if fixed and runner is not None:
             return parameters.refuse(

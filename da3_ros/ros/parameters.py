@@ -22,9 +22,7 @@ UNBOUNDED = 1e12  # ROS ranges need both ends
 # Names for rclpy or the middleware; they are declared later or not at all.
 QOS = "qos_overrides."
 FOREIGN = (QOS, "use_sim_time", "start_type_description_service")
-# Values that are read again for every frame, so that a change takes effect at once.
-DYNAMIC = ("memory_budget_gb", "map.export_guessed", "mode")
-DYNAMIC_GROUPS = ("depth.", "keyframe.")
+LIVE = {p.name for p in parameters(NodeConfig()) if p.live}
 
 
 def declare(node: Node) -> None:
@@ -76,11 +74,6 @@ def read(node: Node, changes: Sequence[RosParameter] = ()) -> NodeConfig:
     return config_from_parameters(values, NodeConfig)
 
 
-def is_dynamic(name: str) -> bool:
-    """True if a parameter may change while the node is configured."""
-    return name in DYNAMIC or name.startswith(DYNAMIC_GROUPS)
-
-
 def accept() -> SetParametersResult:
     """Returns the result that accepts a change."""
     return SetParametersResult(successful=True)
@@ -96,7 +89,7 @@ def descriptor(parameter: Parameter) -> ParameterDescriptor:
     out = ParameterDescriptor(description=parameter.text)
     if parameter.choices:
         out.additional_constraints = "one of " + ", ".join(parameter.choices)
-    if not is_dynamic(parameter.name):
+    if not parameter.live:
         note = "cannot change while the node is configured"
         out.additional_constraints = "; ".join(filter(None, (out.additional_constraints, note)))
     # An empty list has no type in ROS (bytes in rclpy, none in a YAML file), and YAML reads a bare

@@ -83,9 +83,9 @@ def _check_distortion(c: Calibration) -> None:
         return
     lengths = named_model(model).coefficients
     if D.size and D.size not in lengths:
-        wanted = " or ".join(str(n) for n in lengths)
+        wanted = " or ".join([*(str(n) for n in lengths), "no"])
         raise CalibrationError(
-            f"camera_info: {model} takes {wanted} coefficients (or none) but D has {D.size}; "
+            f"camera_info: {model} takes {wanted} coefficients but D has {D.size}; "
             "name the right distortion_model or calibrate the camera again"
         )
 

@@ -17,7 +17,7 @@ class CameraModel(ABC):
     frame. ``coefficients`` and ``distort`` are enough: the rest follows from them.
     """
 
-    coefficients: tuple[int, ...] = ()  # lengths that D may have
+    coefficients: tuple[int, ...] = ()  # lengths that D may have; none: it distorts without D
 
     @abstractmethod
     def distort(self, K: Array, D: Array, rays: Array) -> Array:
@@ -136,8 +136,12 @@ CAMERA_MODELS: dict[str, CameraModel] = {
 
 
 def is_distorted(c: Calibration) -> bool:
-    """True if D is not all zero; as in image_proc, all zero means no distortion in every model."""
-    return bool(np.any(c.D))
+    """True if D is not all zero, or if its model has no D.
+
+    As in image_proc, all zero means no distortion in every model that has coefficients.
+    """
+    model = CAMERA_MODELS.get(c.distortion_model)
+    return bool(np.any(c.D)) or (model is not None and not model.coefficients)
 
 
 def camera_model_of(c: Calibration) -> CameraModel:

@@ -9,6 +9,7 @@ import numpy as np
 
 from da3_ros.geometry.projection import corner_K
 from da3_ros.sensors.calibration import pinhole_calibration
+from da3_ros.sensors.camera_models import is_distorted
 from da3_ros.synthetic.renderer import render_batch
 from da3_ros.synthetic.rooms import make_room, stack_rooms
 from da3_ros.synthetic.walks import Pace, make_walk
@@ -104,7 +105,7 @@ class SyntheticCamera:
             self.K,
             self.size,
             supersample=self.supersample,
-            calibration=self.calibration if np.any(self.calibration.D) else None,
+            calibration=self.calibration if is_distorted(self.calibration) else None,
         )
         images, depths = seen.image.cpu().numpy(), seen.depth.cpu().numpy()
         return [
@@ -134,9 +135,7 @@ def _calibration(
     size: tuple[int, int], fov_deg: float, distortion_model: str, D: Sequence[float]
 ) -> Calibration:
     pinhole = pinhole_calibration(intrinsics(size, fov_deg), size)
-    if not any(D):
-        return pinhole
-    return Calibration(
+    given = Calibration(
         width=size[0],
         height=size[1],
         K=pinhole.K,
@@ -144,3 +143,4 @@ def _calibration(
         D=np.array(D, np.float64),
         P=pinhole.P,
     )
+    return given if is_distorted(given) else pinhole

@@ -66,12 +66,12 @@ def test_a_toy_backend_runs_a_pipeline(frames):
 
 def test_the_parameter_lists_the_toy(capsys):
     (row,) = (p for p in parameters(PipelineConfig()) if p.name == "backend")
-    assert row.choices == backend_choices() == ("auto", "torch", "openvino", "toy")
-    with pytest.raises(ConfigError, match="must be one of auto, torch, openvino, toy"):
+    assert row.choices == backend_choices() == ("auto", *BACKENDS)
+    with pytest.raises(ConfigError, match=r"must be one of auto, torch, .*toy"):
         config_from_parameters({"backend": "onnx"})
     with pytest.raises(SystemExit):
         main(["plan", "--help"])
-    assert "auto, torch, openvino or toy" in " ".join(capsys.readouterr().out.split())
+    assert " or toy" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_table_of_plans_has_the_toy(capsys):

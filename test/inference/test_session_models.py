@@ -160,12 +160,12 @@ def test_16_bits_pass_the_self_check_a_broken_network_fails_it(small, model):
     assert session.loaded.precision == torch.bfloat16
     assert np.isfinite(session.infer(Window(0, views(2), 2)).depth).all()
     fp32 = session_of(model)
-    check = SelfCheck(fp32.network)
-    assert check.fault(fp32.network) == ""
-    part = fp32.network.da3_metric if model == NESTED else fp32.network
+    check = SelfCheck(fp32.loaded.module)
+    assert check.fault(fp32.loaded.module) == ""
+    part = fp32.loaded.module.da3_metric if model == NESTED else fp32.loaded.module
     with torch.no_grad():
         part.head.scratch.output_conv2[2].bias += 0.1
-    assert "depth differs by" in check.fault(fp32.network)
+    assert "depth differs by" in check.fault(fp32.loaded.module)
 
 
 @pytest.mark.parametrize("model", [MONO, METRIC, NESTED])

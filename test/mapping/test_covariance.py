@@ -359,14 +359,14 @@ def test_published_covariances_are_in_metres(walk):
 
 def test_the_message_has_the_axes_of_the_map(walk):
     """Optical z, along which the camera looks, is the map's x."""
-    from da3_ros.config import DepthConfig
+    from da3_ros.config import config_from_parameters
     from da3_ros.messages.build import RosbagsLibrary
     from da3_ros.messages.outputs import Outputs
 
     results, _ = published(walk, bench.NOISES["both"], 0)
     P = np.diag([1.0, 2, 3, 4, 5, 6])
     frame = dataclasses.replace(results[-1], covariance_map=P, covariance_odom=2 * P)
-    outputs = Outputs(RosbagsLibrary(), DepthConfig(), window_size=6)
+    outputs = Outputs(RosbagsLibrary(), config_from_parameters({"window.size": 6}))
     said = {topic: m for topic, _, m in outputs.frame(frame) if topic in ("pose", "odom")}
     for topic, factor in (("pose", 1), ("odom", 2)):
         diagonal = np.diag(np.array(said[topic].pose.covariance).reshape(6, 6))

@@ -5,7 +5,7 @@ import array
 import numpy as np
 import pytest
 
-from da3_ros.config import DepthConfig
+from da3_ros.config import config_from_parameters
 from da3_ros.messages.build import RosbagsLibrary
 from da3_ros.messages.outputs import FRAME_TOPICS, Outputs, SceneViews
 from da3_ros.types import Scale, TrackedFrame, WindowReport
@@ -34,7 +34,7 @@ def tracked(i, ids):
 
 
 def outputs(lib, **options):
-    return Outputs(lib, DepthConfig(), window_size=4, **options)
+    return Outputs(lib, config_from_parameters({"window.size": 4}), **options)
 
 
 def views_of(scene):

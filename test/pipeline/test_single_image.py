@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.tiny_networks import tiny_metric_spec
 
-from da3_ros.config import DepthConfig, NodeConfig, config_from_parameters
+from da3_ros.config import NodeConfig, config_from_parameters
 from da3_ros.messages.build import RosbagsLibrary
 from da3_ros.messages.outputs import Outputs
 from da3_ros.network import MODELS
@@ -48,7 +48,7 @@ def run(model, given, **changes):
 
 
 def topics(frame):
-    outputs = Outputs(RosbagsLibrary(), DepthConfig(), window_size=8)
+    outputs = Outputs(RosbagsLibrary(), config_from_parameters({"window.size": 8}))
     return {topic: message for topic, _, message in outputs.frame(frame)}
 
 

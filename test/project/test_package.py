@@ -129,7 +129,8 @@ def modules_and_checkpoints() -> list[Path]:
 
 def test_overlay_holds_every_module_and_checkpoint_file():
     overlay = Path(overlay_path())
-    assert [str(f) for f in modules_and_checkpoints() if not (overlay / f).is_file()] == []
+    missing = [str(f) for f in modules_and_checkpoints() if not (overlay / f).is_file()]
+    assert missing == [], "run make setup"
 
 
 @pytest.mark.parametrize("name", INTERFACES)

@@ -41,3 +41,11 @@ def test_every_model_is_listed_with_its_licence():
         if spec.repo:
             assert spec.repo in row
             assert spec.license in row
+
+
+def test_the_table_of_parameters_names_every_row_of_the_code():
+    from da3_ros.backends import BACKENDS
+    from da3_ros.scale_sources import SCALE_SOURCES
+
+    rows = (*SCALE_SOURCES, *BACKENDS)
+    assert [name for name in rows if name not in README.lower()] == []

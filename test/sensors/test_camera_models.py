@@ -11,7 +11,7 @@ from da3_ros.messages.camera_info import calibration_from_msg
 from da3_ros.sensors.calibration import CalibrationError
 from da3_ros.sensors.calibration_check import check_calibration
 from da3_ros.sensors.camera_info_matcher import CameraInfoMatcher
-from da3_ros.sensors.camera_models import CAMERA_MODELS
+from da3_ros.sensors.camera_models import CAMERA_MODELS, CameraModel
 from da3_ros.sensors.distortion import pixel_rays
 from da3_ros.sensors.rectifier import Rectifier
 from da3_ros.synthetic.camera import SyntheticCamera
@@ -62,11 +62,33 @@ def test_pixels_of_a_toy_lens_have_the_rays_of_its_formula(bent):
 def test_a_camera_info_of_a_toy_lens_is_checked(bent):
     good = bent.calibration
     check_calibration(good, SIZE)
-    for D, text in (([0.9, 0.1], "fov takes 1 coefficients"), ([2.9], "stretches a part")):
+    for D, text in (([0.9, 0.1], "fov takes 1 or no coefficients"), ([2.9], "stretches a part")):
         with pytest.raises(CalibrationError, match=text):
             check_calibration(replace(good, D=np.array(D)), SIZE)
-    with pytest.raises(CalibrationError, match=r"known are plumb_bob, .*, equidistant, fov:"):
+    with pytest.raises(CalibrationError, match=f"known are {', '.join(CAMERA_MODELS)}:"):
         check_calibration(replace(good, distortion_model="unified"), SIZE)
+
+
+class NoCoefficients(CameraModel):
+    """The radius is the angle: an equidistant lens without D."""
+
+    def distort(self, K, D, rays):
+        radius = np.hypot(*rays.T).clip(1e-9)
+        return rays * (np.arctan(radius) / radius)[:, None] * np.diag(K)[:2] + K[:2, 2]
+
+
+def test_a_lens_without_coefficients_distorts_and_is_rectified(monkeypatch):
+    monkeypatch.setitem(CAMERA_MODELS, "angle", NoCoefficients())
+    camera = SyntheticCamera(9, distortion_model="angle", **STILL)
+    image, calibration, notices = paired(camera[0].image, camera.calibration)
+    assert notices == []
+    straight = SyntheticCamera(9, **STILL)[0].image.astype(float)
+    assert np.abs(image - straight).mean() > 8  # it is bent
+    shown = Rectifier()(image, calibration, False)
+    valid = slice(None) if shown.valid is None else shown.valid
+    assert np.median(np.abs(shown.image - straight).mean(-1)[valid]) < 3.0
+    with pytest.raises(CalibrationError, match="angle takes no coefficients but D has 1"):
+        check_calibration(replace(calibration, D=np.ones(1)), SIZE)
 
 
 def test_without_its_row_a_lens_is_unknown(bent, monkeypatch):

@@ -1,12 +1,16 @@
 """Newcomers from outside the package: a camera model, a format, a backend, a topic and a source of
 metres."""
 
+from typing import Any
+
 import numpy as np
+from torch import Tensor
 
 from da3_ros.backends import BACKENDS
-from da3_ros.backends.interface import Backend, OneBackend, Runtime
+from da3_ros.backends.interface import Backend, OneBackend, Opening, Runtime
 from da3_ros.export.formats import FORMATS, SceneFormat
 from da3_ros.messages.outputs import FRAME_TOPICS, FrameTopic
+from da3_ros.network.model import Output
 from da3_ros.scale_sources import SCALE_SOURCES
 from da3_ros.scale_sources.interface import ScaleSource
 from da3_ros.sensors.camera_models import CAMERA_MODELS, CameraModel
@@ -41,30 +45,33 @@ class ToyBackend(Backend):
 
     name = "toy"
 
-    def __init__(self, module):
+    def __init__(self, module: Any) -> None:
         self._module = module
 
-    def encode(self, images):
+    def encode(self, images: Tensor) -> Any:
         return self._module.encode(images)
 
-    def decode(self, prefix, size, camera_tokens, frames):
+    def decode(
+        self, prefix: Any, size: tuple[int, int], camera_tokens: Tensor | None,
+        frames: Tensor | None,
+    ) -> Output:  # fmt: skip
         out = self._module.decode(prefix, size, camera_tokens, ref_view="first", frames=frames)
         return out._replace(depth=2 * out.depth)
 
 
 class ToyRuntime(Runtime):
-    def open(self, opening):
+    def open(self, opening: Opening) -> OneBackend:
         return OneBackend(lambda: ToyBackend(opening.module))
 
 
 class Spacing(ScaleSource):
     """The cameras of each frameset are 0.3 m apart."""
 
-    def measure(self, window, prediction, by_prior):
+    def measure(self, window, estimate, by_prior):
         framesets = np.array([view.frameset for view in window.views])
         first, second = np.nonzero(np.triu(framesets[:, None] == framesets, 1))
-        places = prediction.T_window_camera[:, :3, 3]
-        lengths = np.linalg.norm(places[second] - places[first], axis=1)
+        centres = estimate.T_window_camera[:, :3, 3]
+        lengths = np.linalg.norm(centres[second] - centres[first], axis=1)
         return ScaleMeasurement(0.3 / float(np.median(lengths)), 0.02) if len(lengths) else None
 
 
