@@ -17,7 +17,6 @@ import argparse
 import dataclasses
 import gc
 import logging
-import pickle
 import statistics
 import time
 import tracemalloc
@@ -199,7 +198,7 @@ def filled_rows(options: argparse.Namespace) -> list[dict]:
         first = rows[0] if rows else None
         row = {"submaps": submaps, "median_ms": statistics.median(cost)}
         row |= {"mean_ms": statistics.mean(cost), "p99_ms": float(np.percentile(cost, 99))}
-        row["mib"] = len(pickle.dumps(closure)) / 2**20
+        row["mib"] = closure.keyframes.nbytes / 2**20
         row["mean_ratio"] = row["mean_ms"] / (first or row)["mean_ms"]
         rows.append(row)
         show(row)
@@ -238,7 +237,7 @@ def still_rows(options: argparse.Namespace) -> list[dict]:
             row |= {f"{name}_high": found.high, f"{name}_flat": found.flat}
             if name == "memory":
                 row["bytes_per_window"] = found.growth * held[-1] * 2**20 / row["windows"]
-        row["loop_bytes"] = len(pickle.dumps(pipeline.loops))
+        row["loop_bytes"] = pipeline.loops.keyframes.nbytes
         rows.append(row)
         show(row)
     return rows

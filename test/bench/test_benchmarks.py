@@ -165,6 +165,12 @@ def test_what_the_map_and_its_exports_cost(tmp_path):
     assert "last: ratio" in text
 
 
+def test_cost_of_loops_by_earlier_submaps(tmp_path):
+    report, _ = run("bench_growth.py", "filled", "--filled", "4", "8", tmp_path=tmp_path)
+    assert [row["submaps"] for row in report["rows"]] == [4, 8]
+    assert all(row["mib"] > 0 for row in report["rows"])
+
+
 def test_surfaces_and_movers_are_compared_with_the_room(tmp_path):
     pytest.importorskip("skimage")
     report, _ = run(
