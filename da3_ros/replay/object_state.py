@@ -180,7 +180,10 @@ class _Reader:
         records = list(journal.records())
         about = records[0].description if records else {}
         if about.get("format") != FORMAT or about.get("version") != VERSION:
-            raise StateError(f"{journal.path} is no state of this version of da3_ros")
+            raise StateError(
+                f"{journal.path} is no state of this version of da3_ros: process the recording "
+                "again without --resume; `da3_ros export` reads what was stored"
+            )
         if records[-1].description.get("kind") != "end":
             raise StateError(f"{journal.path} is not complete")
         self._records = records[1:-1]

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import cv2
 import numpy as np
 import pytest
 from support.pipelines import odometry_of
@@ -17,6 +18,7 @@ SITUATIONS = {
     "refined, no camera_info": {},
     "prior": {"pose_prior.source": "odometry", "pose_prior.output": "prior"},
     "metric model": {"scale.source": "metric_model", "scale.metric_every": 1},
+    "mask": {},  # a file
 }
 
 
@@ -48,7 +50,7 @@ def arrays(prediction):
 
 
 @pytest.mark.parametrize("name", SITUATIONS)
-def test_nobody_changes_a_prediction_or_makes_another(name, monkeypatch):
+def test_nobody_changes_a_prediction_or_makes_another(name, monkeypatch, tmp_path):
     camera = SyntheticCamera(seed=3, size=SIZE, walk="loop", frames=14, rate_hz=4.0)
     frames, made = list(camera), []
     session, original = SealedTruth(frames), Prediction.__init__
@@ -63,6 +65,11 @@ def test_nobody_changes_a_prediction_or_makes_another(name, monkeypatch):
         "model": "da3-tiny", "process_res": SIZE[0], "window.size": 5, "map.voxel_m": 0.05,
         **SITUATIONS[name],
     }  # fmt: skip
+    if name == "mask":
+        settings["mask"] = str(tmp_path / "mask.png")
+        shown = np.full(SIZE[::-1], 255, np.uint8)
+        shown[100:] = 0
+        cv2.imwrite(settings["mask"], shown)
     metric_model = MetricModel() if name == "metric model" else None
     pipeline = Pipeline(config_from_parameters(settings), session, metric_model)
     results = []
@@ -75,8 +82,56 @@ def test_nobody_changes_a_prediction_or_makes_another(name, monkeypatch):
     assert len(session.predictions) > 3
     if name == "prior":
         assert pipeline.counters["windows_with_prior"] > 3
-    else:
+    elif name != "mask":
         assert pipeline.counters["windows_refined"] > 3
     if name == "metric model":
         assert results[-1].scale.metric
     assert made == []
+
+
+class SkyMetricModel(MetricModel):
+    """Sees sky in the upper quarter of all views."""
+
+    def measure(self, window, estimate):
+        sky = np.zeros_like(estimate.depth)
+        sky[:, : sky.shape[1] // 4] = 1
+        return dataclasses.replace(super().measure(window, estimate), sky=sky)
+
+
+def run_metric(metric_model, monkeypatch=None, **values):
+    camera = SyntheticCamera(seed=3, size=SIZE, walk="loop", frames=10, rate_hz=4.0)
+    frames = list(camera)
+    settings = {
+        "model": "da3-tiny", "process_res": SIZE[0], "window.size": 5, "map.voxel_m": 0.05,
+        "scale.source": "metric_model", "scale.metric_every": 1, "refinement.enabled": False,
+        **values,
+    }  # fmt: skip
+    config = config_from_parameters(settings)
+    pipeline, results = Pipeline(config, TruthSession(frames), metric_model), []
+    own = []
+    update = pipeline.scene_map.update_scale
+    if monkeypatch is not None:
+        monkeypatch.setattr(
+            pipeline.scene_map, "update_scale",
+            lambda *a, own_motion: own.append(own_motion) or update(*a, own_motion=own_motion),
+        )  # fmt: skip
+    for f, T in zip(frames, odometry_of(camera, frames), strict=True):
+        given = {"T_prior_camera": T} if values else {}
+        frame = Frame(f.stamp_ns, f.image, "camera", calibration=camera.calibration, **given)
+        results += pipeline.push(frame)
+    return results + list(pipeline.flush()), own
+
+
+def test_sky_that_the_metric_model_sees_is_published():
+    results, _ = run_metric(SkyMetricModel())
+    depth = results[-1].depth_m
+    rows = depth.shape[0] // 4
+    assert np.isposinf(depth[: rows - 1]).all()
+    assert np.isfinite(depth[rows + 1 :]).mean() > 0.8
+
+
+def test_motion_counts_where_the_scale_source_measured(monkeypatch):
+    prior = {"pose_prior.source": "odometry", "pose_prior.output": "prior"}
+    _, own = run_metric(MetricModel(), monkeypatch, **prior)
+    assert len(own) > 4
+    assert all(own)

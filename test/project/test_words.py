@@ -14,7 +14,9 @@ PACKAGE = Path(__file__).parents[2] / "da3_ros"
 WORDS = {
     "the frame of the map": (r"world", "map, or room, window, prior", ()),
     "the map as ROS has it": (r"(?<![a-z])T_map_(world|optical|odom)(?![a-z])", "T_ros_...", ()),
-    "a frame that has no name": (r"T_\w+_ref$|T_ref_", "the frame's name", ()),
+    "a frame that has no name": (
+        r"T_\w+_ref$|T_ref_|T_(vo|segment)_|T_\w+_(vo|segment)$", "the frame's name", ()
+    ),
     "aligned windows": (
         r"segment", "chain",
         (
