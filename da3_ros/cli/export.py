@@ -79,6 +79,11 @@ def _add_filters(export: argparse.ArgumentParser) -> None:
         help="leave out what other stored keyframes look through (default: yes). With drifting "
         "poses that may be things that stand still",
     )  # fmt: skip
+    export.add_argument(
+        "--measure-depth", dest="measure", action="store_true", default=None,
+        help="measure the depth of stored keyframes by the images of their neighbours first; "
+        "about a second per keyframe",
+    )  # fmt: skip
 
 
 def _add_selection(export: argparse.ArgumentParser) -> None:
@@ -139,7 +144,13 @@ def _run_export(options: argparse.Namespace) -> int:
     )
     asked = {
         name: getattr(options, name)
-        for name in ("confidence_percentile", "max_depth", "edge_filter", "remove_movers")
+        for name in (
+            "confidence_percentile",
+            "max_depth",
+            "edge_filter",
+            "remove_movers",
+            "measure",
+        )
         if getattr(options, name) is not None
     }
     filters = DepthFilters(

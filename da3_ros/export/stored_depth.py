@@ -6,7 +6,8 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from da3_ros.keyframe_store.keyframe import Keyframe
 from da3_ros.keyframe_store.store import StoredScene
 from da3_ros.mapping.depth_filter import filter_depth, without_smears
 from da3_ros.types import Array, FloatImage
+
+if TYPE_CHECKING:
+    from da3_ros.export.measured_depth import MeasuredDepth
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +36,7 @@ class DepthFilters:
     max_depth: float = math.inf  # units of the scene: metres if it is metric
     edge_filter: bool = True  # whether smears at depth edges are left out
     remove_movers: bool = True  # whether what other keyframes look through is left out
+    measure: bool = False  # whether depth is measured by the images first
 
     def check(self) -> None:
         """Raises ExportError for invalid numbers."""
@@ -73,6 +78,7 @@ class Readable:
     key: int  # its index in ``stored.frames``
     filters: DepthFilters
     T_map_submap: Similarity  # in the scene's published unit
+    measured: MeasuredDepth | None = None
 
     @property
     def component(self) -> int:
@@ -86,8 +92,12 @@ class Readable:
         return np.asarray(self.stored.map.T_ros_map @ pose)
 
     def load(self) -> Keyframe:
-        """Returns the keyframe. Raises JournalError if it is damaged."""
-        return self.stored.load(self.key)
+        """Returns the keyframe, with its measured depth if there is any. Raises JournalError if it
+        is damaged."""
+        keyframe = self.stored.load(self.key)
+        if self.measured is None:
+            return keyframe
+        return replace(keyframe, depth=self.measured.apply(self.key, keyframe.depth))
 
     def image_data(self) -> bytes:
         """Returns the JPEG of its image. Raises JournalError if it is damaged."""
@@ -119,7 +129,13 @@ def readable_keyframes(
             out.append(one)
     if stored.images and not out:
         raise ExportError("all stored keyframes are damaged")
-    return out
+    if not filters.measure:
+        return out
+    from da3_ros.export.measured_depth import measured_depth  # PyTorch
+
+    measured = measured_depth([list(ones) for ones in by_component(out).values()], progress)
+    log.info("depth measured by the images: %.0f %% of the pixels", 100 * measured.share)
+    return [replace(one, measured=measured) for one in out]
 
 
 def submap_poses_of(stored: StoredScene) -> dict[int, Similarity]:

@@ -1,0 +1,169 @@
+"""Measured depth of keyframes: which neighbours are compared, what they agree on, what is between.
+
+A pixel is measured where its depth and that of neighbours, each found for itself by `plane_sweep`,
+show one point. The others keep the network's depth, times the correction of what is measured
+around them: near in the image and in depth, so that nothing is carried across an edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from da3_ros.derived.plane_sweep import SweepView
+from da3_ros.geometry.projection import backproject
+from da3_ros.types import Array, FloatImage
+
+MOST = 6  # neighbours
+ROTATION_DEG = 35.0  # largest between neighbours
+BASELINE = 0.01, 0.6  # of neighbours, over the median depth
+BEST_BASELINE = 0.12
+OVERLAP = 0.4  # smallest share of a view that its neighbour sees
+AGREE, AGREE_PX = 0.01, 0.2  # difference of depths of one point: log, or pixels if that is more
+AGREEING = 2  # neighbours
+PIXEL_NOISE = 0.3  # of a match, pixels
+CELL, BIN = 12, 0.12  # of the correction: pixels, and log depth
+UNMEASURED = 0.1  # standard deviation of the log of corrected depth, where nothing is measured
+
+
+@dataclass(frozen=True, eq=False)
+class DenseDepth:
+    """Depth of a keyframe after measuring."""
+
+    depth: FloatImage  # [h, w]; NaN and +Inf as before
+    sigma: FloatImage  # [h, w] relative standard deviation; NaN where the depth is not finite
+    measured: NDArray[np.bool_]  # [h, w]
+
+
+def choose_neighbours(
+    T: Array, K: Array, depths: Sequence[float], shapes: Sequence[tuple[int, int]], index: int
+) -> list[int]:
+    """Returns indices of the neighbours of view ``index``, the best first.
+
+    T: [V, 4, 4] poses in one frame. K: [V, 3, 3]. depths: medians. shapes: (height, width).
+    """
+    T_view_other = np.linalg.inv(T[index]) @ T
+    baseline = np.linalg.norm(T_view_other[:, :3, 3], axis=1) / depths[index]
+    cosine = (np.trace(T_view_other[:, :3, :3], axis1=1, axis2=2) - 1) / 2
+    angle = np.degrees(np.arccos(np.clip(cosine, -1, 1)))
+    near = (BASELINE[0] < baseline) & (baseline < BASELINE[1]) & (angle < ROTATION_DEG)
+    near[index] = False
+    height, width = shapes[index]
+    v, u = np.mgrid[0:height:8j, 0:width:8j]
+    pixels = np.stack([u.ravel(), v.ravel(), np.ones(64)])
+    points = np.linalg.inv(K[index]) @ pixels * depths[index]
+    scored = []
+    for j in np.flatnonzero(near).tolist():
+        back = np.linalg.inv(T_view_other[j])
+        seen = K[j] @ (back[:3, :3] @ points + back[:3, 3:])
+        x, y = seen[:2] / np.maximum(seen[2], 1e-9)
+        inside = (seen[2] > 0) & (x >= 0) & (y >= 0) & (x < shapes[j][1]) & (y < shapes[j][0])
+        if inside.mean() >= OVERLAP:
+            scored.append((abs(np.log(baseline[j] / BEST_BASELINE)), j))
+    return [j for _, j in sorted(scored)[:MOST]]
+
+
+def agreement(
+    view: SweepView, depth: FloatImage, others: Sequence[tuple[SweepView, FloatImage]],
+    disparity: Array,
+) -> Array:  # fmt: skip
+    """Returns which neighbours show the same point [N, h, w].
+
+    others: with their depth. disparity: [N, h, w] pixels per unit of log depth.
+    """
+    points = backproject(depth, view.K)
+    out = np.zeros((len(others), *depth.shape), bool)
+    for k, (other, their) in enumerate(others):
+        T = np.linalg.inv(other.T_frame_camera) @ view.T_frame_camera
+        at = points @ T[:3, :3].T.astype(np.float32) + T[:3, 3].astype(np.float32)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            z = at[..., 2]
+            x = other.K[0, 0] * at[..., 0] / z + other.K[0, 2] - 0.5
+            y = other.K[1, 1] * at[..., 1] / z + other.K[1, 2] - 0.5
+            seen = cv2.remap(
+                their, x.astype(np.float32), y.astype(np.float32), cv2.INTER_LINEAR,
+                borderMode=cv2.BORDER_CONSTANT, borderValue=float("nan"),
+            )  # fmt: skip
+            apart = np.abs(np.log(seen / z))
+            out[k] = apart < np.maximum(AGREE, AGREE_PX / np.maximum(disparity[k], 1e-6))
+    return out
+
+
+def dense_depth(
+    network: FloatImage, swept: FloatImage, agree: Array, disparity: Array
+) -> DenseDepth:
+    """Returns depth measured where neighbours agree, and corrected elsewhere.
+
+    network, swept: [h, w] depth. agree: [N, h, w]. disparity: as in ``agreement``.
+    """
+    known = np.isfinite(network) & (network > 0)
+    measured = (agree.sum(axis=0) >= AGREEING) & known
+    information = (np.where(agree, disparity, 0) ** 2).sum(axis=0) / PIXEL_NOISE**2
+    # The match of the view itself is in all of them: more neighbours do not remove its noise.
+    sigma = 1 / np.sqrt(np.maximum(information / 2, 1e-12))
+    log = np.zeros(network.shape, np.float32)
+    log[measured] = np.log(swept[measured] / network[measured])
+    depth = network.copy()
+    if measured.any():
+        fill = _correction(np.where(known, network, 1.0), log, measured)
+        depth = np.where(known, network * np.exp(fill), network).astype(np.float32)
+    depth[measured] = swept[measured]
+    sigma = np.where(measured, sigma, UNMEASURED)
+    return DenseDepth(
+        depth, np.where(np.isfinite(depth), sigma, np.nan).astype(np.float32), measured
+    )
+
+
+def _correction(network: FloatImage, log: FloatImage, measured: NDArray[np.bool_]) -> FloatImage:
+    """Returns the log correction [h, w] of pixels by measured ones near them, in image and depth.
+
+    A bilateral grid (Chen, Paris and Durand 2007); far from what is measured, coarser ones.
+    """
+    height, width = network.shape
+    level = np.log(network)
+    level = (level - level.min()) / BIN
+    v, u = np.mgrid[0:height, 0:width].astype(np.float32)
+    out, missing = np.zeros_like(log), np.ones(log.shape, bool)
+    for scale in (1, 2, 4, 8, 16, 64):
+        at = [v / (CELL * scale) + 1, u / (CELL * scale) + 1, level / scale + 1]
+        shape = [int(a.max()) + 3 for a in at]
+        flat = np.ravel_multi_index([np.rint(a[measured]).astype(int) for a in at], shape)
+        size = int(np.prod(shape))
+        weight = np.bincount(flat, minlength=size).reshape(shape).astype(np.float32)
+        value = np.bincount(flat, log[measured], size).reshape(shape).astype(np.float32)
+        weight, value = _blurred(weight), _blurred(value)
+        here = [a[missing] for a in at]
+        w, x = _sampled(weight, here), _sampled(value, here)
+        enough = w > 1e-3
+        chosen = np.flatnonzero(missing)[enough]
+        out.ravel()[chosen] = x[enough] / w[enough]
+        missing.ravel()[chosen] = False
+        if not missing.any():
+            break
+    out[missing] = np.median(log[measured])
+    return out
+
+
+def _blurred(grid: Array) -> Array:
+    for axis in range(3):
+        grid = np.moveaxis(grid, axis, 0)
+        padded = np.pad(grid, ((1, 1), (0, 0), (0, 0)))
+        grid = np.moveaxis(0.25 * padded[:-2] + 0.5 * padded[1:-1] + 0.25 * padded[2:], 0, axis)
+    return grid
+
+
+def _sampled(grid: Array, at: Sequence[Array]) -> Array:
+    """Returns the values at fractional indices, linear between cells."""
+    low = [a.astype(int) for a in at]
+    part = [a - b for a, b in zip(at, low, strict=True)]
+    out = np.zeros(len(at[0]), np.float32)
+    for corner in np.ndindex(2, 2, 2):
+        weight = np.ones_like(out)
+        for p, c in zip(part, corner, strict=True):
+            weight = weight * (p if c else 1 - p)
+        out += weight * grid[tuple(b + c for b, c in zip(low, corner, strict=True))]
+    return out

@@ -1,0 +1,142 @@
+"""Depth of stored keyframes, measured by their images and those of their neighbours."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import cv2
+import numpy as np
+
+from da3_ros.derived.dense_depth import DenseDepth, agreement, choose_neighbours, dense_depth
+from da3_ros.derived.plane_sweep import SweepView, sweep
+from da3_ros.export.selection import Progress, silent
+from da3_ros.geometry.similarity import Similarity
+from da3_ros.keyframe_store.keyframe import Keyframe
+from da3_ros.types import Array, FloatImage
+
+LEAST_SIDE = 56  # pixels; smaller depth has too little in it to compare
+
+
+class Placed(Protocol):
+    """A stored keyframe with its pose, as `stored_depth.Readable`."""
+
+    @property
+    def key(self) -> int: ...
+
+    @property
+    def T_ros_camera(self) -> Array: ...
+
+    @property
+    def T_map_submap(self) -> Similarity: ...
+
+    def load(self) -> Keyframe: ...
+
+
+class MeasuredDepth:
+    """Measured depth of keyframes, by key. Kept on the disk while it is used."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="da3_measured_")
+        self.shares: dict[int, float] = {}  # of the pixels with depth, by key
+
+    def add(self, key: int, dense: DenseDepth, unit: float) -> None:
+        """Adds a keyframe's depth, units of the scene; unit: of those per one of its submap."""
+        known = np.isfinite(dense.depth)
+        self.shares[key] = float(dense.measured.sum() / max(1, known.sum()))
+        np.save(self._file(key), dense.depth / np.float32(unit))
+
+    def apply(self, key: int, keyframe_depth: FloatImage) -> FloatImage:
+        """Returns the depth [h, w] of a keyframe in its submap's unit: measured, if it was."""
+        return np.load(self._file(key)) if key in self.shares else keyframe_depth
+
+    @property
+    def share(self) -> float:
+        """Share of the pixels that are measured; 0 without any."""
+        return float(np.mean(list(self.shares.values()))) if self.shares else 0.0
+
+    def _file(self, key: int) -> Path:
+        return Path(self._folder.name) / f"{key}.npy"
+
+
+def measured_depth(
+    components: Sequence[Sequence[Placed]], progress: Progress = silent
+) -> MeasuredDepth:
+    """Returns the measured depth of keyframes; those of one component are compared.
+
+    ``progress`` may raise, which ends the work. Raises JournalError for a damaged keyframe.
+    """
+    out, done, total = MeasuredDepth(), 0, 2 * sum(map(len, components))
+    for ones in components:
+        swept = _Component(ones)
+        for work in (swept.sweep, lambda k, swept=swept: swept.finish(k, out)):
+            for k in range(len(ones)):
+                progress("measuring depth", done / total)
+                done += 1
+                work(k)
+    return out
+
+
+class _Component:
+    """The keyframes of one component; their images are read when they are needed."""
+
+    def __init__(self, ones: Sequence[Placed]) -> None:
+        self._ones = ones
+        self._folder = tempfile.TemporaryDirectory(prefix="da3_sweeps_")
+        self._T = np.array([one.T_ros_camera for one in ones])
+        self._K, self._shapes, self._median = np.zeros((len(ones), 3, 3)), [], []
+        for k, one in enumerate(ones):
+            keyframe = one.load()
+            known = keyframe.depth[np.isfinite(keyframe.depth)]
+            self._K[k] = keyframe.pose.K
+            self._shapes.append(keyframe.depth.shape)
+            median = float(np.median(known)) if known.size else 0.0
+            self._median.append(median * one.T_map_submap.scale)
+        self._neighbours: dict[int, list[int]] = {}
+
+    def sweep(self, k: int) -> None:
+        """Searches the depth of a keyframe, if it has neighbours."""
+        if not self._median[k] or min(self._shapes[k]) < LEAST_SIDE:
+            return
+        near = choose_neighbours(self._T, self._K, self._median, self._shapes, k)
+        near = [j for j in near if self._median[j] and min(self._shapes[j]) >= LEAST_SIDE]
+        if len(near) < 2:
+            return
+        view, depth = self._view(k)
+        known = np.isfinite(depth) & (depth > 0)
+        given = np.where(known, depth, self._median[k]).astype(np.float32)
+        found = sweep(view, [self._view(j)[0] for j in near], given)
+        swept = given * np.exp(found.log_factor.numpy())
+        np.savez(
+            self._file(k),
+            swept=np.where(known & found.distinct.numpy(), swept, np.nan).astype(np.float32),
+            disparity=found.disparity.numpy().astype(np.float16),
+        )  # fmt: skip
+        self._neighbours[k] = near
+
+    def finish(self, k: int, out: MeasuredDepth) -> None:
+        """Adds what of a keyframe's depth its neighbours confirm."""
+        near = [(n, j) for n, j in enumerate(self._neighbours.get(k, ())) if j in self._neighbours]
+        if not near:
+            return
+        one, (view, depth) = self._ones[k], self._view(k)
+        with np.load(self._file(k)) as data:
+            swept, disparity = data["swept"], data["disparity"].astype(np.float32)
+        disparity = disparity[[n for n, _ in near]]
+        others = [(self._view(j)[0], np.load(self._file(j))["swept"]) for _, j in near]
+        agree = agreement(view, swept, others, disparity)
+        out.add(one.key, dense_depth(depth, swept, agree, disparity), one.T_map_submap.scale)
+
+    def _view(self, k: int) -> tuple[SweepView, FloatImage]:
+        """Returns a keyframe at the size of its depth, and its depth in units of the scene."""
+        keyframe = self._ones[k].load()
+        height, width = keyframe.depth.shape
+        small = cv2.resize(keyframe.image, (width, height), interpolation=cv2.INTER_AREA)
+        grey = np.asarray(cv2.cvtColor(small, cv2.COLOR_RGB2GRAY), np.float32) / np.float32(255)
+        depth = keyframe.depth * np.float32(self._ones[k].T_map_submap.scale)
+        return SweepView(grey, keyframe.pose.K, self._T[k]), depth
+
+    def _file(self, k: int) -> Path:
+        return Path(self._folder.name) / f"{k}.npz"

@@ -1,0 +1,180 @@
+"""Depth measured by images: where they decide it is right, and elsewhere it is not called so."""
+
+import dataclasses
+import functools
+
+import cv2
+import numpy as np
+import pytest
+
+from da3_ros.derived.dense_depth import agreement, choose_neighbours, dense_depth
+from da3_ros.derived.plane_sweep import SweepView, sweep
+from da3_ros.synthetic import SyntheticCamera
+
+SIZE = (168, 126)
+MIDDLE = 3
+
+
+def grey(image):
+    return cv2.cvtColor(image, cv2.COLOR_RGB2GRAY).astype(np.float32) / 255
+
+
+def wrong(depth, seed):
+    """Depth as of a small network: blurred, and up to 20 % off, smoothly."""
+    known = np.isfinite(depth)
+    noise = np.random.default_rng(seed).standard_normal(depth.shape).astype(np.float32)
+    noise = cv2.GaussianBlur(noise, (0, 0), 25)
+    full = np.where(known, depth, depth[known].mean())
+    blurred = cv2.GaussianBlur(np.log(full), (0, 0), 2)
+    return np.exp(blurred + 0.08 * noise / noise.std()).astype(np.float32)
+
+
+@functools.cache
+def room(seed=91, walk="loop"):
+    frames = list(SyntheticCamera(seed=seed, size=SIZE, walk=walk, frames=40))[::6]
+    views = tuple(SweepView(grey(f.image), f.K, f.T_room_camera) for f in frames)
+    given = tuple(wrong(f.depth, i) for i, f in enumerate(frames))
+    return frames, views, given
+
+
+def measured(views, given, indices=None):
+    """The measured depth of views, by index."""
+    T, K = np.array([v.T_frame_camera for v in views]), np.array([v.K for v in views])
+    medians, shapes = [float(np.median(g)) for g in given], [g.shape for g in given]
+    near = [choose_neighbours(T, K, medians, shapes, k) for k in range(len(views))]
+    swept, disparity = {}, {}
+    for k, others in enumerate(near):
+        if others:
+            found = sweep(views[k], [views[j] for j in others], given[k])
+            depth = given[k] * np.exp(found.log_factor.numpy())
+            swept[k] = np.where(found.distinct.numpy(), depth, np.nan).astype(np.float32)
+            disparity[k] = found.disparity.numpy()
+    out = {}
+    for k in swept:
+        pairs = [(n, j) for n, j in enumerate(near[k]) if j in swept]
+        rows = disparity[k][[n for n, _ in pairs]]
+        agree = agreement(views[k], swept[k], [(views[j], swept[j]) for _, j in pairs], rows)
+        out[k] = dense_depth(given[k], swept[k], agree, rows)
+    return out
+
+
+@functools.cache
+def of_room(seed=91, walk="loop"):
+    return measured(*room(seed, walk)[1:])
+
+
+def errors(depth, truth):
+    return np.abs(np.log(depth / truth))
+
+
+def test_measured_depth_is_several_times_better_on_most_pixels():
+    frames, _, given = room()
+    shares, ratios, all_ratios = [], [], []
+    for k, dense in of_room().items():
+        truth = frames[k].depth
+        known = np.isfinite(truth)
+        at = dense.measured & known
+        before, after = errors(given[k], truth), errors(dense.depth, truth)
+        shares.append(at.sum() / known.sum())
+        ratios.append(before[at].mean() / after[at].mean())
+        all_ratios.append(before[known].mean() / after[known].mean())
+    assert len(shares) == len(frames)
+    assert np.mean(shares) > 0.6
+    assert np.mean(ratios) > 4
+    assert min(all_ratios) > 1.3
+
+
+def test_the_stated_deviation_is_that_of_the_error():
+    frames = room()[0]
+    squares = [
+        errors(dense.depth, frames[k].depth)[at] ** 2 / dense.sigma[at] ** 2
+        for k, dense in of_room().items()
+        if (at := dense.measured & np.isfinite(frames[k].depth)).any()
+    ]
+    assert 0.1 < np.mean(np.concatenate(squares)) < 4
+
+
+def test_exact_depth_stays_exact():
+    frames, views, _ = room()
+    exact = [np.where(np.isfinite(f.depth), f.depth, 30).astype(np.float32) for f in frames]
+    dense = measured(views, exact)[MIDDLE]
+    at = dense.measured
+    assert at.mean() > 0.5
+    assert np.median(errors(dense.depth, exact[MIDDLE])[at]) < 0.005  # a twentieth of a pixel
+
+
+def test_sky_is_not_measured():
+    frames = room(78, "handheld")[0]
+    found = of_room(78, "handheld")
+    sky = [dense.measured[np.isinf(frames[k].depth)] for k, dense in found.items()]
+    assert sum(map(len, sky)) > 1000
+    assert np.concatenate(sky).mean() < 0.15
+
+
+def test_exposure_changes_nothing():
+    _, views, given = room()
+    darker = tuple(
+        dataclasses.replace(v, grey=v.grey * (0.6 + 0.1 * k)) for k, v in enumerate(views)
+    )
+    before, after = of_room()[MIDDLE], measured(darker, given)[MIDDLE]
+    both = before.measured & after.measured
+    assert both.sum() > 0.8 * before.measured.sum()
+    assert np.median(errors(after.depth, before.depth)[both]) < 0.005
+
+
+def blank(views):
+    return [dataclasses.replace(v, grey=np.full_like(v.grey, 0.5)) for v in views]
+
+
+def noise(views):
+    rng = np.random.default_rng(0)
+    return [
+        dataclasses.replace(v, grey=rng.uniform(0, 1, v.grey.shape).astype(np.float32))
+        for v in views
+    ]
+
+
+def other_rooms(views):
+    """Each image is of another room: nothing in them belongs together."""
+    return [
+        dataclasses.replace(v, grey=grey(SyntheticCamera(seed=k, size=SIZE, frames=1)[0].image))
+        for k, v in enumerate(views)
+    ]
+
+
+@pytest.mark.parametrize("images", [blank, noise, other_rooms])
+def test_nothing_is_measured_where_images_say_nothing(images):
+    _, views, given = room()
+    for dense in measured(images(views), given).values():
+        assert dense.measured.mean() < 0.06
+
+
+def test_a_camera_that_only_turns_or_stands_has_no_neighbours():
+    _, views, _ = room()
+    T = np.array([views[0].T_frame_camera] * 4)
+    for k, angle in enumerate((0.0, 0.0, 0.1, 0.2)):
+        T[k, :3, :3] = T[k, :3, :3] @ cv2.Rodrigues(np.array([0.0, angle, 0.0]))[0]
+    K, shapes = np.array([v.K for v in views[:4]]), [SIZE[::-1]] * 4
+    assert [choose_neighbours(T, K, [3.0] * 4, shapes, k) for k in range(4)] == [[]] * 4
+
+
+def test_pixels_without_depth_stay_without_it():
+    _, views, given = room()
+    holes = [g.copy() for g in given]
+    for hole in holes:
+        hole[20:40, 20:60], hole[60:80, 20:60] = np.nan, np.inf
+    full = [np.where(np.isfinite(h), h, 3.0).astype(np.float32) for h in holes]
+    found = sweep(views[MIDDLE], [views[2], views[4]], full[MIDDLE])
+    agree = np.ones((2, *SIZE[::-1]), bool)
+    swept = np.full(SIZE[::-1], 2.0, np.float32)
+    dense = dense_depth(holes[MIDDLE], swept, agree, found.disparity.numpy())
+    assert np.isnan(dense.depth[20:40, 20:60]).all()
+    assert np.isposinf(dense.depth[60:80, 20:60]).all()
+    assert not dense.measured[20:40, 20:60].any()
+    assert not dense.measured[60:80, 20:60].any()
+
+
+def test_it_gives_the_same_twice():
+    _, views, given = room()
+    a, b = (sweep(views[3], [views[2], views[4]], given[3]) for _ in range(2))
+    np.testing.assert_array_equal(a.log_factor, b.log_factor)
