@@ -91,7 +91,7 @@ def kill_worker(process: subprocess.Popen[str], output: Path) -> bool:
                 links = [os.readlink(link) for link in (folder / "fd").iterdir()]
             except OSError:
                 continue
-            if title.startswith("ray::Worker") and any(str(work) in link for link in links):
+            if title.startswith("ray::FleetWorker") and any(str(work) in link for link in links):
                 os.kill(int(folder.name), 9)
                 return True
     return False
@@ -107,7 +107,7 @@ def memory_of_ray(process: subprocess.Popen[str]) -> dict[str, float]:
         except OSError:
             continue
         size = int(re.search(r"^Pss:\s+(\d+)", rollup, re.M).group(1)) / 1024  # type: ignore[union-attr]
-        if title.startswith("ray::Worker"):
+        if title.startswith("ray::FleetWorker"):
             workers.append(size)
         elif "ray" in title and int(folder.name) not in (os.getpid(), process.pid):
             own += size

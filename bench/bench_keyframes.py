@@ -28,7 +28,7 @@ from da3_ros.export.derived import derived_scene
 from da3_ros.export.stored_depth import DepthFilters, readable_keyframes
 from da3_ros.keyframe_store.recorder import KeyframeRecorder
 from da3_ros.keyframe_store.store import JOURNAL, StoredScene, StoreWriter
-from da3_ros.pipeline import window_steps
+from da3_ros.pipeline.delivery import PlacedWindow
 from da3_ros.pipeline.keyframe_recording import KeyframeRecording
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera
@@ -69,7 +69,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     recorder = KeyframeRecorder(folder, counters=counters, wait=False)
     recording = KeyframeRecording(recorder)
     pipeline.scene_map.record(recording)
-    with timing(recording, "add") as on_frame, timing(window_steps, "unfiltered_depth") as before:
+    with timing(recording, "add") as on_frame, timing(PlacedWindow, "unfiltered_depth") as before:
         for f in frames:
             for _ in pipeline.push(Frame(f.stamp_ns, f.image, calibration=camera.calibration)):
                 time.sleep(1 / options.rate)

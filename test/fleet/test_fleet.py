@@ -150,7 +150,7 @@ def test_a_killed_worker_and_a_broken_bag_cost_the_others_nothing(bags, fleet, t
     unfinished = output / "long" / "unfinished"
     wait_for(lambda: (unfinished / "trajectory.tum").exists() or process.poll() is not None)
     everything = children(process.pid, "")
-    workers = children(process.pid, "ray::Worker")
+    workers = children(process.pid, "ray::FleetWorker")
     assert len(everything) > 4
     assert listening(everything) <= {"127.0.0.1", "::ffff:127.0.0.1"}
     assert listening(everything)
@@ -310,14 +310,14 @@ import time
 from da3_ros.fleet import cluster
 from da3_ros.fleet.worker import locked
 
-class Worker(cluster.Worker):
+class FleetWorker(cluster.FleetWorker):
     def merge(self, scenes, folder):
         super().merge(scenes, folder)
         with locked(folder):
             (folder / "done").touch()
             time.sleep(600)
 
-cluster.Worker = Worker
+cluster.FleetWorker = FleetWorker
 """
 
 
@@ -328,7 +328,7 @@ def test_an_interrupted_merge_ends_at_once_without_a_scene(bags, fleet, tmp_path
     words = (bags / "site", "--output", output, "--cpus-per-task", 1, "--merge")
     process = fleet(*words, script=SLOW_MERGE)
     wait_for(lambda: list(output.glob(".merged-*/done")) or process.poll() is not None)
-    workers = children(process.pid, "ray::Worker")
+    workers = children(process.pid, "ray::FleetWorker")
     assert workers
     # As any process: no nicer than this one.
     assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in workers} == {os.nice(0)}
