@@ -33,8 +33,8 @@ def option(
     ``choices``: or what returns them, asked whenever they are needed.
     ``pattern``: a regular expression for texts that are allowed in addition to the choices.
     ``items``: element type of a list of any length; None: a list has as many numbers as its
-    default. ``live``: may change while the node is configured; whoever has the config gets the new
-    one (``PipelineConfig``) by ``reconfigure``.
+    default. ``live``: may change while the node is configured. The new config (``PipelineConfig``)
+    comes by ``reconfigure``.
     """
     metadata = {"text": text, "low": low, "high": high, "choices": choices, "items": items}
     metadata |= {"pattern": pattern, "live": live}
