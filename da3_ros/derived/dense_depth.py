@@ -25,6 +25,7 @@ BEST_BASELINE = 0.12
 OVERLAP = 0.4  # smallest share of a view that its neighbour sees
 AGREE, AGREE_PX = 0.01, 0.2  # difference of depths of one point: log, or pixels if that is more
 AGREEING = 2  # neighbours
+LEAST_SHARE = 0.1  # of a view: fewer pixels may agree by chance, and say nothing of the others
 PIXEL_NOISE = 0.3  # of a match, pixels
 CELL, BIN = 12, 0.12  # of the correction: pixels, and log depth
 UNMEASURED = 0.1  # standard deviation of the log of corrected depth, where nothing is measured
@@ -96,12 +97,15 @@ def agreement(
 def dense_depth(
     network: FloatImage, swept: FloatImage, agree: Array, disparity: Array
 ) -> DenseDepth:
-    """Returns depth measured where neighbours agree, and corrected elsewhere.
+    """Returns depth measured where neighbours agree, and corrected elsewhere; if they agree in too
+    few pixels, the network's.
 
     network, swept: [h, w] depth. agree: [N, h, w]. disparity: as in ``agreement``.
     """
     known = np.isfinite(network) & (network > 0)
     measured = (agree.sum(axis=0) >= AGREEING) & known
+    if measured.sum() < LEAST_SHARE * known.sum():
+        measured[:] = False
     information = (np.where(agree, disparity, 0) ** 2).sum(axis=0) / PIXEL_NOISE**2
     # The match of the view itself is in all of them: more neighbours do not remove its noise.
     sigma = 1 / np.sqrt(np.maximum(information / 2, 1e-12))

@@ -44,7 +44,6 @@ class SweepView:
     grey: FloatImage  # [H, W], 0 to 1
     K: Array  # [3, 3] corner rule
     T_frame_camera: Array  # [4, 4] in a frame that all views share
-    valid: Array | None = None  # [H, W] pixels that show the surroundings; None: all
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,8 +204,11 @@ def sweep(
 ) -> Swept:  # fmt: skip
     """Returns where the images of a view and its neighbours agree, around ``depth``.
 
-    depth: [H, W] of the view, the unit of the poses; finite and positive.
+    others: of one size. depth: [H, W] of the view, the unit of the poses; finite and positive.
+    Raises ValueError for views of several sizes.
     """
+    if any(other.grey.shape != view.grey.shape for other in others):
+        raise ValueError("all views must have one size")
     on = torch.device(device)
     inverse = 1 / torch.as_tensor(depth, dtype=torch.float32, device=on)
     found, step = None, 2 * reach / (COARSE - 1)

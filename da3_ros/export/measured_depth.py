@@ -12,7 +12,7 @@ import numpy as np
 
 from da3_ros.derived.dense_depth import DenseDepth, agreement, choose_neighbours, dense_depth
 from da3_ros.derived.plane_sweep import SweepView, sweep
-from da3_ros.export.selection import Progress, silent
+from da3_ros.export.selection import ExportError, Progress, silent
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.keyframe import Keyframe
 from da3_ros.types import Array, FloatImage
@@ -40,22 +40,28 @@ class MeasuredDepth:
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="da3_measured_")
-        self.shares: dict[int, float] = {}  # of the pixels with depth, by key
+        self._keys: set[int] = set()
+        self._measured = self._pixels = 0  # of all keyframes, pixels with depth
 
     def add(self, key: int, dense: DenseDepth, unit: float) -> None:
         """Adds a keyframe's depth, units of the scene; unit: of those per one of its submap."""
-        known = np.isfinite(dense.depth)
-        self.shares[key] = float(dense.measured.sum() / max(1, known.sum()))
+        self._keys.add(key)
+        self._measured += int(dense.measured.sum())
+        self._pixels += int(np.isfinite(dense.depth).sum())
         np.save(self._file(key), dense.depth / np.float32(unit))
+
+    def note_unmeasured(self, depth: FloatImage) -> None:
+        """Counts the pixels of a keyframe that keeps its depth."""
+        self._pixels += int(np.isfinite(depth).sum())
 
     def apply(self, key: int, keyframe_depth: FloatImage) -> FloatImage:
         """Returns the depth [h, w] of a keyframe in its submap's unit: measured, if it was."""
-        return np.load(self._file(key)) if key in self.shares else keyframe_depth
+        return np.load(self._file(key)) if key in self._keys else keyframe_depth
 
     @property
     def share(self) -> float:
         """Share of the pixels that are measured; 0 without any."""
-        return float(np.mean(list(self.shares.values()))) if self.shares else 0.0
+        return self._measured / max(1, self._pixels)
 
     def _file(self, key: int) -> Path:
         return Path(self._folder.name) / f"{key}.npy"
@@ -66,17 +72,24 @@ def measured_depth(
 ) -> MeasuredDepth:
     """Returns the measured depth of keyframes; those of one component are compared.
 
-    ``progress`` may raise, which ends the work. Raises JournalError for a damaged keyframe.
+    ``progress`` may raise, which ends the work. Raises JournalError for a damaged keyframe, and
+    ExportError if the folder for temporary files is full.
     """
-    out, done, total = MeasuredDepth(), 0, 2 * sum(map(len, components))
-    for ones in components:
-        swept = _Component(ones)
-        for work in (swept.sweep, lambda k, swept=swept: swept.finish(k, out)):
-            for k in range(len(ones)):
-                progress("measuring depth", done / total)
-                done += 1
-                work(k)
-    return out
+    try:
+        out, done, total = MeasuredDepth(), 0, 2 * sum(map(len, components))
+        for ones in components:
+            component = _Component(ones)
+            for work in (component.sweep, lambda k, c=component: c.finish(k, out)):
+                for k in range(len(ones)):
+                    progress("measuring depth", done / total)
+                    done += 1
+                    work(k)
+        return out
+    except OSError as error:
+        raise ExportError(
+            f"no measured depth, in {tempfile.gettempdir()}: {error.strerror or error}; set "
+            "TMPDIR to a folder with room, or leave out --measure-depth"
+        ) from error
 
 
 class _Component:
@@ -101,7 +114,7 @@ class _Component:
         if not self._median[k] or min(self._shapes[k]) < LEAST_SIDE:
             return
         near = choose_neighbours(self._T, self._K, self._median, self._shapes, k)
-        near = [j for j in near if self._median[j] and min(self._shapes[j]) >= LEAST_SIDE]
+        near = [j for j in near if self._median[j] and self._shapes[j] == self._shapes[k]]
         if len(near) < 2:
             return
         view, depth = self._view(k)
@@ -119,9 +132,10 @@ class _Component:
     def finish(self, k: int, out: MeasuredDepth) -> None:
         """Adds what of a keyframe's depth its neighbours confirm."""
         near = [(n, j) for n, j in enumerate(self._neighbours.get(k, ())) if j in self._neighbours]
-        if not near:
-            return
         one, (view, depth) = self._ones[k], self._view(k)
+        if not near:
+            out.note_unmeasured(depth)
+            return
         with np.load(self._file(k)) as data:
             swept, disparity = data["swept"], data["disparity"].astype(np.float32)
         disparity = disparity[[n for n, _ in near]]

@@ -55,7 +55,7 @@ def write_npz_frames(
     and what other keyframes look through; None: depth as it is stored. Damaged keyframes are left
     out, with a warning. Raises ExportError.
     """
-    readable = readable_keyframes(stored, filters or DepthFilters())
+    readable = readable_keyframes(stored, filters or DepthFilters(), progress)
     judges = {component: CrossViews(ones) for component, ones in by_component(readable).items()}
     (folder / MARKER).write_text("Keyframes of da3_ros, docs/keyframes.md\n")
     for done, (one, name) in enumerate(zip(readable, file_names(readable), strict=True)):

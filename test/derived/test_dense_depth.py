@@ -145,8 +145,27 @@ def other_rooms(views):
 @pytest.mark.parametrize("images", [blank, noise, other_rooms])
 def test_nothing_is_measured_where_images_say_nothing(images):
     _, views, given = room()
-    for dense in measured(images(views), given).values():
-        assert dense.measured.mean() < 0.06
+    found = measured(images(views), given)
+    assert len(found) == len(views)
+    for k, dense in found.items():
+        assert not dense.measured.any()
+        np.testing.assert_array_equal(dense.depth, given[k])
+
+
+def test_a_few_pixels_that_agree_by_chance_change_nothing():
+    given = room()[2][MIDDLE]
+    agree = np.zeros((2, *given.shape), bool)
+    agree[:, 50, 50:60] = True
+    dense = dense_depth(given, 1.2 * given, agree, np.full(agree.shape, 20.0))
+    np.testing.assert_array_equal(dense.depth, given)
+    assert not dense.measured.any()
+
+
+def test_views_of_several_sizes_are_refused():
+    _, views, given = room()
+    small = dataclasses.replace(views[2], grey=views[2].grey[:-14])
+    with pytest.raises(ValueError, match="one size"):
+        sweep(views[MIDDLE], [small, views[4]], given[MIDDLE])
 
 
 def test_a_camera_that_only_turns_or_stands_has_no_neighbours():

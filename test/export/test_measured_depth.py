@@ -1,5 +1,6 @@
 """Exports whose depth is measured by the images of stored keyframes."""
 
+import dataclasses
 import re
 
 import numpy as np
@@ -7,7 +8,11 @@ import pytest
 import trimesh
 
 from da3_ros.cli import main
+from da3_ros.export.measured_depth import measured_depth
+from da3_ros.export.stored_depth import DepthFilters, readable_keyframes
 from da3_ros.geometry.poses import matrix_from_quaternion
+from da3_ros.geometry.similarity import Similarity
+from da3_ros.keyframe_store.store import StoredScene
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.evaluation import cloud_errors, fit_poses
 from da3_ros.synthetic.rooms import make_room
@@ -62,6 +67,55 @@ def test_measured_depth_brings_the_cloud_to_the_rooms_surfaces(replayed, caplog)
 def test_formats_are_written_with_measured_depth(replayed, tmp_path, name, capsys):
     assert main(["export", str(replayed / "out"), str(tmp_path / name), "--measure-depth"]) == 0
     assert (tmp_path / name).exists()
+
+
+class Stored:
+    """A keyframe in a submap of another unit; of another size, cropped."""
+
+    def __init__(self, one, scale=1.0, cut=0):
+        self.key, self.T_ros_camera, self._one, self._cut = one.key, one.T_ros_camera, one, cut
+        self.T_map_submap = Similarity(scale * one.T_map_submap.scale, np.eye(3), np.zeros(3))
+        self._scale = scale
+
+    def load(self):
+        keyframe = self._one.load()
+        rows = keyframe.depth.shape[0] - self._cut
+        whole = keyframe.image.shape[0] * rows // keyframe.depth.shape[0]
+        return dataclasses.replace(
+            keyframe, depth=keyframe.depth[:rows] / np.float32(self._scale),
+            confidence=keyframe.confidence[:rows], image=keyframe.image[:whole],
+        )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_units_sizes_and_lone_keyframes_of_one_component(replayed):
+    path = replayed / "out" / "scene" / "scene.da3k"
+    with StoredScene(path) as stored:
+        ones = readable_keyframes(stored, DepthFilters())
+        plain = measured_depth([ones])
+        scaled = measured_depth([[Stored(one, 8.0) for one in ones]])  # exact in floats
+        for one in ones:
+            before = one.load().depth
+            a, b = plain.apply(one.key, before), scaled.apply(one.key, before / 8)
+            np.testing.assert_allclose(b * 8, a, rtol=1e-6)
+        cut = [Stored(one, cut=14 * (k % 2)) for k, one in enumerate(ones)]
+        mixed = measured_depth([cut])
+        for one in cut:
+            shape = one.load().depth.shape
+            assert mixed.apply(one.key, one.load().depth).shape == shape
+        alone = measured_depth([ones, *([one] for one in ones)])
+        assert alone.share == pytest.approx(plain.share / 2, rel=0.05)
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_one_line(replayed, tmp_path, monkeypatch, capsys):
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("da3_ros.export.measured_depth.np.savez", full)
+    arguments = [str(replayed / "out"), str(tmp_path / "a.ply"), "--measure-depth"]
+    assert main(["export", *arguments]) == 1
+    assert "No space left on device; set TMPDIR" in capsys.readouterr().err
 
 
 def test_a_scene_without_keyframes_says_why(tmp_path, capsys):
