@@ -1,7 +1,8 @@
 """Points and images of the submaps, with limits on number, memory and distance.
 
-Only the newest submap grows, in a voxel hash; the others are compact arrays, so that the cost of a
-window does not depend on the size of the map. What is above the limits goes to the disk if the
+Only the newest submap grows, in a voxel hash, and those before it whose keyframes wait for their
+measured depth; the others are compact arrays, so that the cost of a window does not depend on the
+size of the map. What is above the limits goes to the disk if the
 scene is stored, and is dropped else.
 """
 
@@ -19,6 +20,7 @@ from da3_ros.geometry.projection import backproject
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.array_spill import ArraySpill, SpillBusyError
 from da3_ros.mapping.frames import LocalFrame
+from da3_ros.mapping.growing_points import GrowingPoints, seen_points
 from da3_ros.mapping.scene import CHUNK, Jpeg, Shot, SubmapCloud
 from da3_ros.mapping.submap_spill import Submap, SubmapSpill
 from da3_ros.mapping.voxel_map import PointCloud, VoxelMap
@@ -40,7 +42,9 @@ class SubmapPoints:
         """``submaps``: of the scene, in the order of their ids; its owner adds and removes."""
         self._submaps = submaps
         self.newest: Submap | None = None  # the one that grows
-        self._growing: VoxelMap | None = None  # its points
+        # Points of submaps that are not compact yet: of the newest one, and of closed ones with
+        # keyframes that wait.
+        self._growing: dict[int, GrowingPoints] = {}
         self._in_memory: dict[int, Submap] = {}  # closed ones with points there
         self._point_total = self._image_bytes = 0  # points of these, bytes of all images
         self._disk = SubmapSpill()
@@ -57,29 +61,27 @@ class SubmapPoints:
 
     @property
     def _memory_points(self) -> int:
-        growing = self._growing  # once: it may be closed meanwhile
-        return self._point_total + (0 if growing is None else len(growing))
+        return self._point_total + sum(map(len, list(self._growing.values())))
 
     @property
     def nbytes(self) -> int:
         """Memory held, bytes."""
-        growing = self._growing
-        voxels = 0 if growing is None else growing.nbytes
+        voxels = sum(growing.nbytes for growing in list(self._growing.values()))
         return self._point_total * POINT_BYTES + self._image_bytes + voxels
 
     def point_count(self, submap: Submap) -> int:
         """Returns the number of points of a submap."""
-        return len(self._growing_of(submap) or submap.cloud)
+        return len(self._growing.get(submap.id, submap.cloud))
 
     def cloud_of(self, submap: Submap) -> PointCloud:
         """Returns all points of a submap, in its frame."""
-        growing = self._growing_of(submap)
-        return submap.cloud if growing is None else compact(growing.cloud())
+        growing = self._growing.get(submap.id)
+        return submap.cloud if growing is None else compact(growing.shown.cloud())
 
     def cloud_slice(self, submap: Submap, chosen: slice) -> PointCloud:
         """Returns the chosen points of a submap, in its frame."""
-        growing = self._growing_of(submap)
-        return submap.cloud.take(chosen) if growing is None else growing.cloud(chosen)
+        growing = self._growing.get(submap.id)
+        return submap.cloud.take(chosen) if growing is None else growing.shown.cloud(chosen)
 
     def thinned(
         self, submaps: Iterable[Submap], poses: Mapping[int, Similarity], most: int
@@ -106,12 +108,12 @@ class SubmapPoints:
 
     def positions(self, submap: Submap) -> NDArray[np.float32]:
         """Returns the positions [M, 3] of all points of a submap, in its frame."""
-        growing = self._growing_of(submap)
-        return submap.cloud.xyz if growing is None else growing.positions()
+        growing = self._growing.get(submap.id)
+        return submap.cloud.xyz if growing is None else growing.shown.positions()
 
     def remove(self, submap: Submap, chosen: Array) -> None:
         """Removes points of a submap by their indices [K] in ``positions``."""
-        growing = self._growing_of(submap)
+        growing = self._growing.get(submap.id)
         if growing is not None:
             growing.remove(chosen)
             return
@@ -121,25 +123,68 @@ class SubmapPoints:
 
     def begin(self, submap: Submap, voxel: float) -> None:
         """Makes ``submap`` the growing one, in voxels of this edge length in its own unit."""
-        self.newest, self._growing = submap, VoxelMap(voxel)
+        self.newest, self._growing[submap.id] = submap, GrowingPoints(voxel)
+
+    def is_growing(self, submap: Submap) -> bool:
+        """Whether a submap's points are not compact yet."""
+        return submap.id in self._growing
 
     def close(self) -> None:
-        """Closes the growing submap: its points become a compact array."""
-        if self._growing is not None and self.newest is not None:
-            submap, cloud = self.newest, self._growing.cloud()
-            self.newest = self._growing = None
-            self._set_cloud(submap, compact(cloud))
+        """Closes the newest submap: its points become a compact array, once none of its keyframes
+        waits."""
+        if self.newest is not None:
+            submap, self.newest = self.newest, None
+            if not self._growing[submap.id].waiting:
+                self._make_compact(submap)
+
+    def _make_compact(self, submap: Submap) -> None:
+        """Ends a submap's growth; its keyframes wait no more."""
+        if submap is self.newest:
+            self.newest = None
+        growing = self._growing.pop(submap.id)
+        self._set_cloud(submap, compact(growing.shown.cloud()))
+
+    def _make_all_compact(self) -> None:
+        for id in list(self._growing):
+            self._make_compact(self._submaps[id])
 
     def insert(
-        self, frame: LocalFrame, T_submap_camera: Array, unit: float, radius: float
-    ) -> None:
-        """Adds a keyframe's points within ``radius`` (map units; 0: any) to the growing submap.
+        self, frame: LocalFrame, T_submap_camera: Array, unit: float, radius: float, *,
+        waiting: bool = False,
+    ) -> None:  # fmt: skip
+        """Adds a keyframe's points within ``radius`` (map units; 0: any) to the newest submap.
 
-        unit: of odometry, per unit of the submap.
+        unit: of odometry, per unit of the submap. waiting: whether ``replace`` follows.
         """
-        assert self._growing is not None
         assert self.newest is not None
-        radius *= unit / self.newest.T_map_submap.scale  # in units of odometry
+        points = self._points(frame, T_submap_camera, self.newest, unit, radius)
+        self._growing[self.newest.id].insert(points, frame.id if waiting else None)
+
+    def replace(
+        self, submap: Submap, keyframes: Iterable[tuple[LocalFrame, Array, bool]], radius: float
+    ) -> None:
+        """Replaces the points of keyframes of one submap that wait; of others nothing.
+
+        keyframes: each with depth in the unit of its submap, its pose [4, 4] there, and whether it
+        waits no more. radius: as for ``insert``.
+        """
+        growing = self._growing.get(submap.id)
+        known = [one for one in keyframes if growing is not None and one[0].id in growing.waiting]
+        if growing is None or not known:
+            return
+        growing.replace(
+            (frame.id, self._points(frame, T, submap, 1.0, radius), stays)
+            for frame, T, stays in known
+        )
+        if submap is not self.newest and not growing.waiting:
+            self._make_compact(submap)
+
+    @staticmethod
+    def _points(
+        frame: LocalFrame, T_submap_camera: Array, submap: Submap, unit: float, radius: float
+    ) -> PointCloud:
+        """Returns a keyframe's points in the frame of its submap; as ``insert``."""
+        radius *= unit / submap.T_map_submap.scale  # in units of odometry
         known = np.isfinite(frame.depth)
         points = backproject(frame.depth, frame.K)[known]
         if radius:
@@ -149,7 +194,7 @@ class SubmapPoints:
         scale = np.float32(1 / unit)
         R, t = T_submap_camera[:3, :3].astype(np.float32), T_submap_camera[:3, 3]
         xyz = scale * points @ R.T + t.astype(np.float32)
-        self._growing.insert(xyz, frame.image[known], frame.confidence[known])
+        return seen_points(xyz, frame.image[known], frame.confidence[known])
 
     def keep_image(self, submap: Submap, frame: LocalFrame) -> None:
         """Stores a keyframe's image as JPEG."""
@@ -178,9 +223,8 @@ class SubmapPoints:
             self._set_cloud(submap, compact(regridded(submap.cloud, voxel(submap))))
             if on_disk:
                 self._move_back(submap)
-        if self._growing is not None and self.newest is not None:
-            cloud, self._growing = self._growing.cloud(), VoxelMap(voxel(self.newest))
-            self._growing.insert(cloud.xyz, cloud.rgb, cloud.confidence, cloud.count)
+        for id, growing in self._growing.items():
+            growing.regrid(voxel(self._submaps[id]))
 
     def enforce_limits(self, most: int, room: int, other_bytes: int) -> None:
         """Removes points above the number ``most``, and points and images above ``room`` bytes,
@@ -199,8 +243,8 @@ class SubmapPoints:
         share = 1.0 if self._disk.is_ready else KEPT_SHARE
         if most and self._memory_points > most:
             self._drop_points(lambda: self._memory_points - math.floor(share * most))
-        if room and self._growing is not None and self._growing.nbytes > room / 4:
-            self.close()  # closed submaps need a third of the memory
+        if room and sum(g.nbytes for g in self._growing.values()) > room / 4:
+            self._make_all_compact()  # takes a third of the memory
         if room and self.nbytes + other_bytes > room:
             self._drop_points(
                 lambda: math.ceil((self.nbytes + other_bytes - share * room) / POINT_BYTES)
@@ -218,15 +262,12 @@ class SubmapPoints:
             away = float(np.linalg.norm(T.points(submap.middle) - camera))
             if away + submap.reach * T.scale > most:
                 self._keep_near(submap, camera, most)
-        newest = self.newest
-        if self._growing is not None and newest is not None:
-            T, xyz = newest.T_map_submap, self._growing.cloud().xyz
+        for id, growing in list(self._growing.items()):
+            submap, xyz = self._submaps[id], growing.shown.cloud().xyz
+            T = submap.T_map_submap
             if (((T.points(xyz) - camera) ** 2).sum(axis=1) > most**2).any():
-                self.close()
-                self._keep_near(newest, camera, most)
-
-    def _growing_of(self, submap: Submap) -> VoxelMap | None:
-        return self._growing if submap is self.newest else None
+                self._make_compact(submap)
+                self._keep_near(submap, camera, most)
 
     def _with_points(self) -> Iterator[Submap]:
         return (s for s in list(self._submaps.values()) if len(s.cloud))
@@ -287,8 +328,8 @@ class SubmapPoints:
     def _drop_points(self, excess: Callable[[], int]) -> None:
         """Removes the oldest points from memory until ``excess``, their number, is not
         positive. Raises SpillBusyError."""
-        if self._growing is not None and excess() > self._point_total:
-            self.close()
+        if self._growing and excess() > self._point_total:
+            self._make_all_compact()
         for submap in (self._in_memory[id] for id in sorted(self._in_memory)):
             points = excess()
             if points <= 0:

@@ -200,9 +200,12 @@ class SubmapStore:
         if self.components_of_scene.merge(tied, self.all_submaps().values()):
             self.revision = next(_REVISIONS)
 
-    def add(self, frame: LocalFrame) -> tuple[Submap, Array]:
+    def add(self, frame: LocalFrame, *, waiting: bool = False) -> tuple[Submap, Array]:
         """Adds a frame's pose, and a keyframe's points and image; returns its submap, and its pose
-        [4, 4] there."""
+        [4, 4] there.
+
+        waiting: whether ``replace_points`` follows.
+        """
         submap = self._submap_for(frame)
         S = self.table.T_local_submap(submap.id)
         T = relative_pose(S, frame.T_local_camera)
@@ -216,10 +219,19 @@ class SubmapStore:
                 self.points.keep_image(submap, frame)
             if self.limits.remove_movers:
                 self._dynamic.add(frame, T, submap, S.scale, camera)
-            self.points.insert(frame, T, S.scale, self._radius())
+            self.points.insert(frame, T, S.scale, self._radius(), waiting=waiting)
             self.revision = next(_REVISIONS)
             self._enforce_limits(camera)
         return submap, T
+
+    def replace_points(
+        self, submap: int, keyframes: Sequence[tuple[LocalFrame, Array, bool]]
+    ) -> None:
+        """Replaces the points of keyframes that wait, as ``SubmapPoints.replace``."""
+        one = self.submaps.get(submap)
+        if one is not None:
+            self.points.replace(one, keyframes, self._radius())
+            self.revision = next(_REVISIONS)
 
     @property
     def staying(self) -> Collection[int]:
@@ -362,7 +374,7 @@ class SubmapStore:
             return
         used = {int(i) for i in np.unique(self.table.path.poses().rows["submap"])}
         for submap in [s for s in self.submaps.values() if s.id not in used and not len(s.cloud)]:
-            if submap is not self.newest:
+            if submap is not self.newest and not self.points.is_growing(submap):
                 self.points.drop_images(submap)
                 del self.submaps[submap.id]
         self._forget_at = 2 * len(self.submaps) + 64

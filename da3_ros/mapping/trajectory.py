@@ -220,6 +220,16 @@ class Trajectory:
             same = (rows["camera"] == self._cameras.index(camera)) & (rows["submap"] == submap)
             rows["T"][(rows["stamp_ns"] == stamp_ns) & same] = T_submap_camera[:3]
 
+    def pose_of(self, stamp_ns: int, camera: str, submap: int) -> Array | None:
+        """Returns the pose [3, 4] of one of the newest frames in the frame of its submap; None if
+        it is not stored."""
+        rows = self._rows[max(0, self._size - NEWEST) : self._size]
+        if camera not in self._cameras:
+            return None
+        same = (rows["camera"] == self._cameras.index(camera)) & (rows["submap"] == submap)
+        found = rows["T"][same & (rows["stamp_ns"] == stamp_ns)]
+        return found[-1].copy() if len(found) else None
+
     def settle(self, submap: int, pose: Similarity, into: int) -> None:
         """Gives the poses of a submap in the frame of its ``pose`` from now on, with ``into`` as
         their submap."""

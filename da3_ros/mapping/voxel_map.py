@@ -8,6 +8,7 @@ number of points.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -115,6 +116,22 @@ class VoxelMap:
         self._sums[rows], self._count[rows] = 0, 0
         self._empty += len(rows)
 
+    def keys(self, chosen: Array) -> NDArray[np.int64]:
+        """Returns the keys [K] of voxels by their indices in ``cloud``."""
+        return np.asarray(self._keys[self._full()[chosen]])
+
+    def remove_keys(self, keys: NDArray[np.int64]) -> None:
+        """Empties the voxels with these ``keys``; others than this map has are ignored."""
+        self.remove(np.flatnonzero(np.isin(self._keys[self._full()], keys)))
+
+    def copy(self) -> VoxelMap:
+        """Returns a map with equal voxels that shares no memory with this one."""
+        out = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, np.ndarray):
+                setattr(out, name, value.copy())
+        return out
+
     def _full(self) -> Array:
         """Returns the rows of voxels that have points."""
         return np.flatnonzero(self._count[: self._size])
@@ -172,6 +189,15 @@ class VoxelMap:
         rows = self._rows(keys)
         self._cells[rows], self._sums[rows], self._count[rows] = cells, sums, count
         self._empty = empty
+
+
+def voxel_keys(xyz: Array, voxel: float) -> NDArray[np.int64]:
+    """Returns the key [M] of each point's voxel, as ``VoxelMap.keys``; -1 outside a map's
+    range."""
+    cells, inside = _cells(xyz, voxel)
+    out = np.full(len(xyz), FREE)
+    out[inside] = _keys(cells)
+    return out
 
 
 def voxel_hash(xyz: Array, voxel: float) -> Array:

@@ -1,0 +1,101 @@
+"""Points of a submap that grows, some of whose keyframes wait for their measured depth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from da3_ros.mapping.voxel_map import PointCloud, VoxelMap, voxel_keys
+from da3_ros.types import Array
+
+
+class GrowingPoints:
+    """Voxels of a submap, in its frame and unit.
+
+    The points of a keyframe that waits are replaced when its depth was measured. What is shown
+    are the voxels of all: those that stay, with the points of waiting keyframes added. A few
+    keyframes wait at a time, so that adding theirs again is cheap.
+    """
+
+    def __init__(self, voxel: float) -> None:
+        self._settled = self.shown = VoxelMap(voxel)  # one object while no keyframe waits
+        self._waiting: dict[int, PointCloud] = {}  # by id of the keyframe
+
+    def __len__(self) -> int:
+        return len(self.shown)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, bytes. Another thread may read it."""
+        settled = 0 if self._settled is self.shown else self._settled.nbytes
+        return self.shown.nbytes + settled + sum(c.nbytes for c in list(self._waiting.values()))
+
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        """Ids of the keyframes that wait."""
+        return tuple(self._waiting)
+
+    def insert(self, points: PointCloud, waiting: int | None = None) -> None:
+        """Adds the points of a keyframe; waiting: its id, if its depth is measured later."""
+        if waiting is not None:
+            if self._settled is self.shown:
+                self.shown = self._settled.copy()
+            self._waiting[waiting] = points
+        elif self._settled is not self.shown:
+            _insert(self._settled, points)
+        _insert(self.shown, points)
+
+    def replace(self, points: Iterable[tuple[int, PointCloud, bool]]) -> None:
+        """Replaces the points of waiting keyframes.
+
+        points: id of the keyframe, its points, and whether they stay so: then it waits no more.
+        """
+        for id, cloud, stays in points:
+            if stays:
+                del self._waiting[id]
+                _insert(self._settled, cloud)
+            else:
+                self._waiting[id] = cloud
+        self._show()
+
+    def settle(self) -> None:
+        """Ends the waiting: all points stay as they are shown."""
+        self._settled = self.shown
+        self._waiting.clear()
+
+    def remove(self, chosen: Array) -> None:
+        """Removes points by their indices [K] in what is shown."""
+        keys = self.shown.keys(chosen)
+        self.shown.remove(chosen)
+        if self._settled is self.shown:
+            return
+        self._settled.remove_keys(keys)
+        for id, cloud in self._waiting.items():
+            left = np.isin(voxel_keys(cloud.xyz, self.shown.voxel), keys, invert=True)
+            self._waiting[id] = cloud.take(left)
+
+    def regrid(self, voxel: float) -> None:
+        """Averages all points in voxels of another edge length."""
+        cloud, self._settled = self._settled.cloud(), VoxelMap(voxel)
+        self._settled.insert(cloud.xyz, cloud.rgb, cloud.confidence, cloud.count)
+        self._show()
+
+    def _show(self) -> None:
+        self.shown = self._settled
+        if self._waiting:
+            self.shown = self._settled.copy()
+            for cloud in self._waiting.values():
+                _insert(self.shown, cloud)
+
+
+def _insert(voxels: VoxelMap, points: PointCloud) -> None:
+    voxels.insert(points.xyz, points.rgb, points.confidence)
+
+
+def seen_points(
+    xyz: NDArray[np.float32], rgb: NDArray[np.uint8], confidence: NDArray[np.float32]
+) -> PointCloud:
+    """Returns the points [M] of one keyframe: each was seen once."""
+    return PointCloud(xyz, rgb, confidence, np.broadcast_to(np.int32(1), len(xyz)))
