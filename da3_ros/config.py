@@ -328,6 +328,24 @@ class RefinementConfig:
 
 
 @dataclass(frozen=True)
+class DenseConfig:
+    """Depth of keyframes, measured by the images of those beside them."""
+
+    enabled: bool = option(
+        True,
+        "whether the depth of keyframes is measured by the images of those beside them, where "
+        "poses are refined (refinement.enabled) or the robot's: for map, exports and relocalising",
+    )
+    max_ms: float = option(
+        0.0,
+        "live: most time per keyframe, ms, on average; keyframes beyond that are not measured; "
+        "0: as many as one thread can",
+        low=0.0,
+        high=10000.0,
+    )
+
+
+@dataclass(frozen=True)
 class SplatsConfig:
     """Gaussian splats of keyframes."""
 
@@ -375,6 +393,7 @@ class PipelineConfig:
     map: MapConfig = group(MapConfig, "map.")
     loop: LoopConfig = group(LoopConfig, "loop.")
     refinement: RefinementConfig = group(RefinementConfig, "refinement.")
+    dense: DenseConfig = group(DenseConfig, "dense.")
     splats: SplatsConfig = group(SplatsConfig, "splats.")
     max_late_s: float = option(
         0.5,

@@ -254,6 +254,15 @@ class WindowReport:
 
 
 @dataclass(frozen=True, eq=False)
+class DenseDepth:
+    """Depth of a keyframe, measured by the images of its neighbours where they decide it."""
+
+    depth: FloatImage  # [h, w] z-depth; NaN and +Inf as the network's
+    sigma: FloatImage  # [h, w] relative standard deviation; NaN where the depth is not finite
+    measured: NDArray[np.bool_]  # [h, w]; elsewhere the network's depth, corrected
+
+
+@dataclass(frozen=True, eq=False)
 class TrackedFrame:
     """A processed frame, delivered once, in stamp order."""
 

@@ -8,7 +8,6 @@ around them: near in the image and in depth, so that nothing is carried across a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import cv2
 import numpy as np
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from da3_ros.derived.plane_sweep import SweepView
 from da3_ros.geometry.projection import backproject
-from da3_ros.types import Array, FloatImage
+from da3_ros.types import Array, DenseDepth, FloatImage
 
 MOST = 6  # neighbours
 ROTATION_DEG = 35.0  # largest between neighbours
@@ -29,15 +28,6 @@ LEAST_SHARE = 0.1  # of a view: fewer pixels may agree by chance, and say nothin
 PIXEL_NOISE = 0.3  # of a match, pixels
 CELL, BIN = 12, 0.12  # of the correction: pixels, and log depth
 UNMEASURED = 0.1  # standard deviation of the log of corrected depth, where nothing is measured
-
-
-@dataclass(frozen=True, eq=False)
-class DenseDepth:
-    """Depth of a keyframe after measuring."""
-
-    depth: FloatImage  # [h, w]; NaN and +Inf as before
-    sigma: FloatImage  # [h, w] relative standard deviation; NaN where the depth is not finite
-    measured: NDArray[np.bool_]  # [h, w]
 
 
 def choose_neighbours(

@@ -10,12 +10,12 @@ from typing import Protocol
 import cv2
 import numpy as np
 
-from da3_ros.derived.dense_depth import DenseDepth, agreement, choose_neighbours, dense_depth
+from da3_ros.derived.dense_depth import agreement, choose_neighbours, dense_depth
 from da3_ros.derived.plane_sweep import SweepView, sweep
 from da3_ros.export.selection import ExportError, Progress, silent
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.keyframe import Keyframe
-from da3_ros.types import Array, FloatImage
+from da3_ros.types import Array, DenseDepth, FloatImage
 
 LEAST_SIDE = 56  # pixels; smaller depth has too little in it to compare
 

@@ -37,6 +37,7 @@ class DepthFilters:
     edge_filter: bool = True  # whether smears at depth edges are left out
     remove_movers: bool = True  # whether what other keyframes look through is left out
     measure: bool = False  # whether depth is measured by the images first
+    network: bool = False  # whether the network's depth is used where measured depth is stored
 
     def check(self) -> None:
         """Raises ExportError for invalid numbers."""
@@ -95,9 +96,10 @@ class Readable:
         """Returns the keyframe, with its measured depth if there is any. Raises JournalError if it
         is damaged."""
         keyframe = self.stored.load(self.key)
-        if self.measured is None:
-            return keyframe
-        return replace(keyframe, depth=self.measured.apply(self.key, keyframe.depth))
+        if self.measured is not None:
+            return replace(keyframe, depth=self.measured.apply(self.key, keyframe.depth))
+        dense = None if self.filters.network else self.stored.load_measured(self.key)
+        return keyframe if dense is None else replace(keyframe, depth=dense.depth)
 
     def image_data(self) -> bytes:
         """Returns the JPEG of its image. Raises JournalError if it is damaged."""

@@ -20,6 +20,7 @@ UNKNOWN, SKY = 0, 65535  # codes of NaN and +Inf
 STEPS = SKY - 2  # between the codes 1 and 65534
 JPEG_QUALITY = 95
 MAX_FLOAT16 = 65504.0
+SIGMA, SIGMA_STEPS = (1e-4, 1.0), 126  # relative standard deviations that are stored, and steps
 # Markers of JPEG that are followed by the size (ITU T.81, table B.1).
 FRAME_HEADERS = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 FAST = [cv2.IMWRITE_PNG_COMPRESSION, 1]
@@ -58,6 +59,31 @@ def encode_confidence(confidence: FloatImage) -> bytes:
 def decode_confidence(data: bytes) -> FloatImage:
     """Returns the confidence [h, w] of ``encode_confidence``. Raises ValueError for other data."""
     return _codes(data).view(np.float16).astype(np.float32)
+
+
+def encode_sigma(sigma: FloatImage, measured: NDArray[np.bool_]) -> bytes:
+    """Returns PNG of relative standard deviations [h, w], and of which pixels are measured [h, w].
+
+    In 7 bits, equal steps of the logarithm: to 4 %. Values outside SIGMA become its ends; NaN is
+    0.
+    """
+    known = np.isfinite(sigma)
+    low, high = np.log(SIGMA)
+    share = (np.log(np.clip(np.where(known, sigma, 1.0), *SIGMA)) - low) / (high - low)
+    codes = np.where(known, 1 + np.rint(share * SIGMA_STEPS), 0).astype(np.uint8)
+    return _encoded(".png", codes + np.uint8(128) * (measured & known), FAST)
+
+
+def decode_sigma(data: bytes) -> tuple[FloatImage, NDArray[np.bool_]]:
+    """Returns the standard deviations [h, w], and which pixels are measured [h, w], of
+    ``encode_sigma``. Raises ValueError for other data."""
+    found = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
+    if found is None or found.dtype != np.uint8 or found.ndim != 2:
+        raise ValueError("no image of 8 bits")
+    found = np.asarray(found, np.uint8)
+    codes, (low, high) = found % 128, np.log(SIGMA)
+    sigma = np.exp(low + (codes.astype(np.float32) - 1) / SIGMA_STEPS * (high - low))
+    return np.where(codes > 0, sigma, np.nan).astype(np.float32), found >= 128
 
 
 def encode_image(image: Image) -> bytes:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from da3_ros.splats.relative import RelativeSplats
-from da3_ros.types import Array, FloatImage, Image
+from da3_ros.types import Array, DenseDepth, FloatImage, Image
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,3 +51,12 @@ class Keyframe:
     descriptor: FloatImage | None = None  # [D] of the whole image
     tracks: Tracks = field(default_factory=lambda: NO_TRACKS)
     splats: RelativeSplats | None = None  # of the pixels of ``depth``
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredKeyframe:
+    """The measured depth of a keyframe, found after it was stored."""
+
+    camera: str
+    stamp_ns: int
+    dense: DenseDepth  # unit of its submap

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from da3_ros.keyframe_store.disk_limit import DiskLimit, LimitError
-from da3_ros.keyframe_store.keyframe import FramePose, Keyframe
+from da3_ros.keyframe_store.keyframe import FramePose, Keyframe, MeasuredKeyframe
 from da3_ros.keyframe_store.store import MapState, StoredSubmap, StoreWriter
 from da3_ros.types import Array
 
@@ -84,7 +84,7 @@ def _as_frame(keyframe: Keyframe) -> FramePose:
     return replace(keyframe.pose, keyframe=False)
 
 
-_Item = Keyframe | _Changes | Flush | threading.Event
+_Item = Keyframe | MeasuredKeyframe | _Changes | Flush | threading.Event
 
 
 class KeyframeRecorder:
@@ -133,6 +133,14 @@ class KeyframeRecorder:
     def add_frame(self, pose: FramePose) -> None:
         """Stores the pose of a frame that is no keyframe."""
         self._put(_Changes(frames=[pose]))
+
+    def measure(self, measured: MeasuredKeyframe) -> None:
+        """Stores the measured depth of a keyframe, after all that was given before."""
+        if not self._room.acquire(blocking=self._wait):
+            self._counters["depth_not_stored"] += 1
+            return
+        self._put_late()
+        self._queue.put(measured)
 
     def place(self, submaps: Iterable[StoredSubmap]) -> None:
         """Stores new poses of submaps."""
@@ -201,6 +209,9 @@ class KeyframeRecorder:
             elif isinstance(item, Flush):
                 self._retry_at = 0.0  # a caller waits for it
                 item.done.set_result(self._attempt(None))
+            elif isinstance(item, MeasuredKeyframe):
+                self._counters["depth_not_stored"] += not self._attempt(item)
+                self._room.release()
             else:
                 stored = self._attempt(item)
                 if not stored:
@@ -227,8 +238,8 @@ class KeyframeRecorder:
             with contextlib.suppress(OSError):  # the next record fails too
                 self._writer.journal.sync()
 
-    def _attempt(self, keyframe: Keyframe | None) -> bool:
-        """Writes what has changed, and a keyframe; False if that fails."""
+    def _attempt(self, keyframe: Keyframe | MeasuredKeyframe | None) -> bool:
+        """Writes what has changed, and a keyframe or its depth; False if that fails."""
         if time.monotonic() < self._retry_at:
             return False
         try:
@@ -236,7 +247,10 @@ class KeyframeRecorder:
             self._write_changes(writer)  # also past the limit: they are small
             if keyframe is not None:
                 self._share.require(writer.journal.size)
-                writer.add(keyframe)
+                if isinstance(keyframe, MeasuredKeyframe):
+                    writer.measure(keyframe)
+                else:
+                    writer.add(keyframe)
             self._share.set_size(writer.journal.size)
         except LimitError as error:
             self._pause(str(error))

@@ -26,17 +26,19 @@ from da3_ros.keyframe_store.encoding import (
     decode_confidence,
     decode_depth,
     decode_image,
+    decode_sigma,
     decode_splats,
     encode_confidence,
     encode_depth,
     encode_image,
+    encode_sigma,
     encode_splats,
     encoded_size,
 )
 from da3_ros.keyframe_store.journal import JournalError, JournalReader, JournalWriter, Record
-from da3_ros.keyframe_store.keyframe import FramePose, Keyframe, Tracks
+from da3_ros.keyframe_store.keyframe import FramePose, Keyframe, MeasuredKeyframe, Tracks
 from da3_ros.splats.relative import RelativeSplats
-from da3_ros.types import Array
+from da3_ros.types import Array, DenseDepth
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +49,7 @@ MAX_IMAGE, MAX_DEPTH = 1 << 26, 1 << 23  # pixels: a damaged or crafted file nam
 FORMAT, VERSION = "da3_ros scene", 2
 MAP_OF_OLD = "T_map_world"  # ``T_ros_map`` in version 1
 # Of records after the first: what a run stores, and what belongs to the saved scene.
-KINDS = ("begin", "keyframe", "frames", "submaps", "poses", "map")
+KINDS = ("begin", "keyframe", "measured depth", "frames", "submaps", "poses", "map")
 SAVED_KINDS = ("points", "images", "path", "loop keyframe", "recognition", "contents", "end")
 SUBMAP = np.dtype(
     [("id", "<i4"), ("chain", "<i4"), ("component", "<i4"), ("scale", "<f8"), ("R", "<f8", (3, 3)),
@@ -143,6 +145,19 @@ class StoreWriter:
         self.journal.append_all([_frames_record([keyframe.pose]),
                                   (about, b"".join(parts.values()))])  # fmt: skip
 
+    def measure(self, measured: MeasuredKeyframe) -> None:
+        """Appends the measured depth of a stored keyframe. Raises OSError."""
+        depth, low, high = encode_depth(measured.dense.depth)
+        sigma = encode_sigma(measured.dense.sigma, measured.dense.measured)
+        about = {
+            "kind": "measured depth",
+            "stamp_ns": measured.stamp_ns,
+            "camera": measured.camera,
+            "inverse_depth": [low, high],
+            "bytes": {"depth": len(depth), "sigma": len(sigma)},
+        }
+        self.journal.append(about, depth + sigma)
+
     def copy(self, scene: StoredScene, key: int, pose: FramePose, first_track: int) -> int:
         """Appends a keyframe of another scene as it is stored there, with another pose;
         ``first_track`` is added to the ids of its tracks.
@@ -162,6 +177,13 @@ class StoreWriter:
         about = {**about, "camera": pose.camera}
         data = data[: len(data) - size] + tracks.tobytes()
         self.journal.append_all([_frames_record([pose]), (about, data)])
+        if key in scene.measured:
+            try:
+                measured = scene.measured[key]
+                about = {**measured.description, "camera": pose.camera}
+                self.journal.append(about, scene.reader.data(measured))
+            except JournalError as error:
+                log.warning("measured depth is left out: %s", error)
         return int(tracks["id"].max(initial=first_track - 1)) + 1
 
     def add_frames(self, poses: Sequence[FramePose]) -> None:
@@ -212,6 +234,7 @@ class StoredScene:
         """
         self.frames: list[FramePose] = []  # in the order of storing
         self.images: dict[int, StoredImages] = {}  # of keyframes, by index in ``frames``
+        self.measured: dict[int, Record] = {}  # their measured depth
         # Index of the newest frame by camera and stamp; a recording that is played again repeats
         # stamps.
         self.newest: dict[tuple[str, int], int] = {}
@@ -315,6 +338,25 @@ class StoredScene:
         except (LookupError, ValueError, TypeError, ArithmeticError) as error:
             raise self._damaged(key, error) from error
 
+    def load_measured(self, key: int) -> DenseDepth | None:
+        """Returns the measured depth of a keyframe, unit of its submap; None if it has none.
+
+        Raises JournalError if it is damaged.
+        """
+        record = self.measured.get(key)
+        if record is None:
+            return None
+        try:
+            about, data, size = record.description, self.reader.data(record), self.frames[key].size
+            low, high = map(float, about["inverse_depth"])
+            end = int(about["bytes"]["depth"])
+            parts = data[:end], data[end : end + int(about["bytes"]["sigma"])]
+            for part in parts:
+                check(encoded_size(part) == size, "the size of measured depth")
+            return DenseDepth(decode_depth(parts[0], low, high), *decode_sigma(parts[1]))
+        except (LookupError, ValueError, TypeError, ArithmeticError) as error:
+            raise self._damaged(key, error) from error
+
     def _damaged(self, key: int, error: Exception) -> JournalError:
         return JournalError(f"{self.reader.path}: keyframe {key} is damaged: {error}")
 
@@ -339,11 +381,13 @@ class StoredScene:
         # A crash may come between a keyframe and its submap.
         placed = self.placed_frames
         self.images = {k: i for k, i in self.images.items() if k in placed}
+        self.measured = {k: r for k, r in self.measured.items() if k in self.images}
 
     def _take(self, record: Record) -> None:
         about = record.description
         if about["kind"] == "begin":
             self.frames, self.images, self.submaps, self.newest = [], {}, {}, {}
+            self.measured = {}
         elif about["kind"] == "keyframe":
             width, height = about["image_size"]
             key = str(about["camera"]), int(about["stamp_ns"])
@@ -352,6 +396,10 @@ class StoredScene:
             check(width * height <= MAX_IMAGE, "a size")
             if key in self.newest:  # else its frame was lost
                 self.images[self.newest[key]] = StoredImages(sides, record)
+        elif about["kind"] == "measured depth":
+            index = self.newest.get((str(about["camera"]), int(about["stamp_ns"])))
+            if index is not None:
+                self.measured[index] = record
         elif about["kind"] == "frames":
             for row in self._rows(record, FRAME):
                 one = _frame(row, about["cameras"])

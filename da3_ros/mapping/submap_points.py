@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 import cv2
 import numpy as np
@@ -24,12 +25,38 @@ from da3_ros.mapping.growing_points import GrowingPoints, seen_points
 from da3_ros.mapping.scene import CHUNK, Jpeg, Shot, SubmapCloud
 from da3_ros.mapping.submap_spill import Submap, SubmapSpill
 from da3_ros.mapping.voxel_map import PointCloud, VoxelMap
-from da3_ros.types import Array, Image
+from da3_ros.types import Array, FloatImage, Image
 
 KEPT_SHARE = 0.9  # share of a limit that is kept when it is exceeded, so that this is rare
 MARGIN = 0.05  # camera motion over the radius after which distant points are dropped
 JPEG_QUALITY = 95
 POINT_BYTES = 19  # memory of a point in a closed submap
+
+
+@dataclass(frozen=True, eq=False)
+class KeyframePoints:
+    """What the points of a keyframe are made of."""
+
+    id: int
+    depth: FloatImage  # [h, w] z-depth; points where it is finite
+    confidence: FloatImage  # [h, w]
+    image: Image  # [h, w, 3] RGB
+    K: Array  # [3, 3] corner rule
+    T_submap_camera: Array  # [4, 4]
+    unit: float  # of ``depth``, per unit of the submap
+
+    def within(self, radius: float) -> PointCloud:
+        """Returns the points nearer than ``radius`` (unit of ``depth``; 0: all), in the submap."""
+        known = np.isfinite(self.depth)
+        points = backproject(self.depth, self.K)[known]
+        if radius:
+            near = (points**2).sum(axis=1) < ((1 - MARGIN) * radius) ** 2
+            points, known = points[near], _masked(known, near)
+        # The camera is near the submap's origin, so that float32 is exact anywhere in the map.
+        scale = np.float32(1 / self.unit)
+        R, t = self.T_submap_camera[:3, :3].astype(np.float32), self.T_submap_camera[:3, 3]
+        xyz = scale * points @ R.T + t.astype(np.float32)
+        return seen_points(xyz, self.image[known], self.confidence[known])
 
 
 class SubmapPoints:
@@ -148,53 +175,35 @@ class SubmapPoints:
         for id in list(self._growing):
             self._make_compact(self._submaps[id])
 
-    def insert(
-        self, frame: LocalFrame, T_submap_camera: Array, unit: float, radius: float, *,
-        waiting: bool = False,
-    ) -> None:  # fmt: skip
+    def insert(self, keyframe: KeyframePoints, radius: float, *, waiting: bool = False) -> None:
         """Adds a keyframe's points within ``radius`` (map units; 0: any) to the newest submap.
 
-        unit: of odometry, per unit of the submap. waiting: whether ``replace`` follows.
+        waiting: whether ``replace`` follows.
         """
         assert self.newest is not None
-        points = self._points(frame, T_submap_camera, self.newest, unit, radius)
-        self._growing[self.newest.id].insert(points, frame.id if waiting else None)
+        points = self._within(keyframe, self.newest, radius)
+        self._growing[self.newest.id].insert(points, keyframe.id if waiting else None)
 
     def replace(
-        self, submap: Submap, keyframes: Iterable[tuple[LocalFrame, Array, bool]], radius: float
+        self, submap: Submap, keyframes: Iterable[tuple[KeyframePoints, bool]], radius: float
     ) -> None:
-        """Replaces the points of keyframes of one submap that wait; of others nothing.
+        """Replaces the points of keyframes of one submap that wait; others are left out.
 
-        keyframes: each with depth in the unit of its submap, its pose [4, 4] there, and whether it
-        waits no more. radius: as for ``insert``.
+        keyframes: each with whether it waits no more. radius: as for ``insert``.
         """
         growing = self._growing.get(submap.id)
-        known = [one for one in keyframes if growing is not None and one[0].id in growing.waiting]
-        if growing is None or not known:
+        if growing is None:
             return
         growing.replace(
-            (frame.id, self._points(frame, T, submap, 1.0, radius), stays)
-            for frame, T, stays in known
-        )
+            (one.id, self._within(one, submap, radius), stays)
+            for one, stays in keyframes if one.id in growing.waiting
+        )  # fmt: skip
         if submap is not self.newest and not growing.waiting:
             self._make_compact(submap)
 
     @staticmethod
-    def _points(
-        frame: LocalFrame, T_submap_camera: Array, submap: Submap, unit: float, radius: float
-    ) -> PointCloud:
-        """Returns a keyframe's points in the frame of its submap; as ``insert``."""
-        radius *= unit / submap.T_map_submap.scale  # in units of odometry
-        known = np.isfinite(frame.depth)
-        points = backproject(frame.depth, frame.K)[known]
-        if radius:
-            near = (points**2).sum(axis=1) < ((1 - MARGIN) * radius) ** 2
-            points, known = points[near], _masked(known, near)
-        # The camera is near the submap's origin, so that float32 is exact anywhere in the map.
-        scale = np.float32(1 / unit)
-        R, t = T_submap_camera[:3, :3].astype(np.float32), T_submap_camera[:3, 3]
-        xyz = scale * points @ R.T + t.astype(np.float32)
-        return seen_points(xyz, frame.image[known], frame.confidence[known])
+    def _within(keyframe: KeyframePoints, submap: Submap, radius: float) -> PointCloud:
+        return keyframe.within(radius * keyframe.unit / submap.T_map_submap.scale)
 
     def keep_image(self, submap: Submap, frame: LocalFrame) -> None:
         """Stores a keyframe's image as JPEG."""

@@ -28,7 +28,7 @@ from da3_ros.mapping.scene import (
     SubmapCloud,
     join,
 )
-from da3_ros.mapping.submap_points import SubmapPoints
+from da3_ros.mapping.submap_points import KeyframePoints, SubmapPoints
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.mapping.trajectory import MAX_POSES, ROW, Poses, Trajectory
 from da3_ros.mapping.voxel_map import PointCloud
@@ -219,13 +219,16 @@ class SubmapStore:
                 self.points.keep_image(submap, frame)
             if self.limits.remove_movers:
                 self._dynamic.add(frame, T, submap, S.scale, camera)
-            self.points.insert(frame, T, S.scale, self._radius(), waiting=waiting)
+            points = KeyframePoints(
+                frame.id, frame.depth, frame.confidence, frame.image, frame.K, T, S.scale
+            )
+            self.points.insert(points, self._radius(), waiting=waiting)
             self.revision = next(_REVISIONS)
             self._enforce_limits(camera)
         return submap, T
 
     def replace_points(
-        self, submap: int, keyframes: Sequence[tuple[LocalFrame, Array, bool]]
+        self, submap: int, keyframes: Sequence[tuple[KeyframePoints, bool]]
     ) -> None:
         """Replaces the points of keyframes that wait, as ``SubmapPoints.replace``."""
         one = self.submaps.get(submap)

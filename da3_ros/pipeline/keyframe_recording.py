@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from da3_ros.keyframe_store.keyframe import FramePose, Keyframe, Tracks
+from da3_ros.keyframe_store.keyframe import FramePose, Keyframe, MeasuredKeyframe, Tracks
 from da3_ros.keyframe_store.recorder import Flush, KeyframeRecorder
 from da3_ros.keyframe_store.store import MapState, StoredSubmap
 from da3_ros.mapping.frames import LocalFrame
@@ -15,7 +15,7 @@ from da3_ros.mapping.map_table import ViewRow
 from da3_ros.mapping.metric_scale import scaled_depth
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.splats.relative import RelativeSplats
-from da3_ros.types import Array, FloatImage, Image
+from da3_ros.types import Array, DenseDepth, FloatImage, Image
 
 SAME = 1e-9  # map units; rounding of a pose that stays
 
@@ -66,6 +66,10 @@ class KeyframeRecording:
                 data.descriptor, data.tracks, data.splats,
             )
         )  # fmt: skip
+
+    def measure(self, camera: str, stamp_ns: int, dense: DenseDepth) -> None:
+        """Stores the measured depth of an earlier keyframe, unit of its submap."""
+        self._recorder.measure(MeasuredKeyframe(camera, stamp_ns, dense))
 
     def begin(self) -> None:
         """Begins the scene anew: what was stored is no part of it."""

@@ -89,8 +89,10 @@ class Pipeline:
                 self.session.prefetch(prepared.view.image)
 
     def flush(self) -> Iterator[TrackedFrame]:
-        """Processes the views that wait for a full window; call at the end of a recording."""
+        """Processes the views that wait for a full window, and measures the depth of the last
+        keyframes; call at the end of a recording."""
         yield from self._steps.flush()
+        self.scene_map.finish_depth()
 
     def begin(self, frame: Frame) -> None:
         """Starts computing a prepared frame that will be pushed next; only saves time."""

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from da3_ros.config import PipelineConfig
+from da3_ros.derived.measuring import Measurable, Measured
+from da3_ros.derived.measuring import Pose as MeasuredPose
 from da3_ros.geometry.poses import T_ROS_MAP, invert_pose
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.array_spill import ArraySpill
@@ -20,7 +23,7 @@ from da3_ros.keyframe_store.recorder import Flush
 from da3_ros.keyframe_store.store import MapState
 from da3_ros.mapping.alignment import WindowAligner
 from da3_ros.mapping.covariance import PoseUncertainty
-from da3_ros.mapping.depth_filter import without_smears
+from da3_ros.mapping.depth_filter import filter_depth, without_smears
 from da3_ros.mapping.frames import LocalFrame
 from da3_ros.mapping.graph_solution import Correction
 from da3_ros.mapping.loop_closure import Infer, LoopClosure, Refine
@@ -28,8 +31,10 @@ from da3_ros.mapping.map_table import NO_SUBMAP, MapListener, MapTable, ViewRow
 from da3_ros.mapping.metric_scale import MapScale, OdomFrame, scaled_depth, scaled_pose
 from da3_ros.mapping.pose_hint import PoseHint
 from da3_ros.mapping.scene import REFERENCE
+from da3_ros.mapping.submap_points import KeyframePoints
 from da3_ros.mapping.submaps import Snapshot, SubmapStore
 from da3_ros.pipeline.delivery import PlacedWindow, tracked_frame, with_covariance
+from da3_ros.pipeline.depth_mapping import DepthMapping
 from da3_ros.pipeline.keyframe_recording import KeyframeData, KeyframeRecording
 from da3_ros.pipeline.map_following import MapFollowing
 from da3_ros.pipeline.saved_recognition import usable_recognition, with_recognition
@@ -45,12 +50,13 @@ MANY_SUBMAPS = 64  # number of submaps' poses at which those that nothing needs 
 class SceneMap(MapListener):
     """Owns the map's table, the submaps, the loops, the map's scale and ``T_ros_map``."""
 
-    def __init__(self, config: PipelineConfig) -> None:
+    def __init__(self, config: PipelineConfig, counters: Counter[str]) -> None:
         self.config = config
         self.table = MapTable()
         self.scale = MapScale(config.scale, self.table)
         self.submaps = SubmapStore(config.map, table=self.table)
         self.loops = LoopClosure(self.table)
+        self.dense = DepthMapping(config.dense, counters)
         self.table.listeners.append(self)
         self.odom = OdomFrame()
         self._prune_at = MANY_SUBMAPS
@@ -86,6 +92,7 @@ class SceneMap(MapListener):
         if self._spill is not None:
             self._spill.begin()
         self.table.clear()
+        self.dense.clear()
         self.submaps = SubmapStore(self.config.map, self._spill, self.table)
         self.odom, self._prune_at = OdomFrame(), MANY_SUBMAPS
         self._apply_mode()
@@ -215,24 +222,80 @@ class SceneMap(MapListener):
         """Stores all that waits, and no more; False if the disk is still busy after a time."""
         if self.recording is None:
             return True
+        self.finish_depth()
         recording, self.recording = self.recording, None
         return recording.finish(self._map_state(), timeout_s)
 
-    def add(self, frame: LocalFrame, data: KeyframeData | None = None) -> int:
+    def add(
+        self, frame: LocalFrame, data: KeyframeData | None = None, *, measure: bool = False
+    ) -> int:
         """Adds a frame to the map.
 
-        data: of a keyframe to be stored. Returns the id of the frame's submap, or ``NO_SUBMAP`` if
-        the frame has no pose in the map yet.
+        data: of a keyframe to be stored or measured. measure: whether its depth is to be measured.
+        Returns the id of the frame's submap, or ``NO_SUBMAP`` if the frame has no pose in the map
+        yet.
         """
         if not self.scale.has_pose(frame.scale):
             return NO_SUBMAP
-        submap, T_submap_camera = self.submaps.add(self._without_smears(frame))
+        measure &= data is not None and not self.localizes
+        submap, T_submap_camera = self.submaps.add(self._without_smears(frame), waiting=measure)
+        unit = self.table.T_local_submap(submap.id).scale
+        if measure and data is not None:
+            self.dense.add(Measurable(
+                frame.id, frame.window.chain, submap.id, frame.camera, frame.stamp_ns, frame.image,
+                frame.K, scaled_depth(data.depth, 1 / unit), frame.confidence,
+            ))  # fmt: skip
         if self._recorder is not None:
             self._unit = frame.window.unit
-            unit, state = self.table.T_local_submap(submap.id).scale, self._map_state()
-            self._recorder.add(frame, data, submap, T_submap_camera, unit, state)
+            self._recorder.add(frame, data, submap, T_submap_camera, unit, self._map_state())
         self._forget_poses()
         return submap.id
+
+    def measure_depth(self) -> None:
+        """Goes on to measure the depth of keyframes, after a window."""
+        self._take_depth(self.dense.end_window(self._pose_of))
+
+    def finish_depth(self) -> None:
+        """Measures the depth of all keyframes that wait for later ones."""
+        self._take_depth(self.dense.finish(self._pose_of))
+
+    def _pose_of(self, keyframe: Measurable) -> MeasuredPose | None:
+        """Returns the pose [4, 4] of a keyframe in odometry, and the unit of its submap there."""
+        T_submap_camera = self._T_submap_camera(keyframe)
+        if T_submap_camera is None or keyframe.submap not in self.table.submaps:
+            return None
+        T_local_submap = self.table.T_local_submap(keyframe.submap)
+        return T_local_submap.pose(T_submap_camera), T_local_submap.scale
+
+    def _T_submap_camera(self, keyframe: Measurable) -> Array | None:
+        T = self.table.path.pose_of(keyframe.stamp_ns, keyframe.camera, keyframe.submap)
+        return None if T is None else np.vstack((T, [0, 0, 0, 1]))
+
+    def _take_depth(self, found: Iterable[Measured]) -> None:
+        """Gives measured depth to points and recording."""
+        points = defaultdict(list)
+        for one in found:
+            keyframe, T = one.keyframe, self._T_submap_camera(one.keyframe)
+            if T is not None:
+                points[keyframe.submap].append(self._points_of(one, T))
+            if one.stays and one.dense is not None and self._recorder is not None:
+                self._recorder.measure(keyframe.camera, keyframe.stamp_ns, one.dense)
+        for submap, keyframes in points.items():
+            self.submaps.replace_points(submap, keyframes)
+
+    def _points_of(self, one: Measured, T_submap_camera: Array) -> tuple[KeyframePoints, bool]:
+        """Returns what a keyframe's points are made of, and whether they stay."""
+        keyframe = one.keyframe
+        depth = keyframe.depth if one.dense is None else one.dense.depth
+        filtered = filter_depth(
+            depth, keyframe.confidence, self.config.depth, sky=np.isposinf(depth)
+        )
+        if self.config.depth.edge_filter:
+            filtered = without_smears(filtered)
+        return KeyframePoints(
+            keyframe.id, filtered, keyframe.confidence, keyframe.image, keyframe.K,
+            T_submap_camera, 1.0,
+        ), one.stays  # fmt: skip
 
     def _without_smears(self, frame: LocalFrame) -> LocalFrame:
         filtered = self.config.map.enabled and self.config.depth.edge_filter

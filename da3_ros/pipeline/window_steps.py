@@ -67,7 +67,7 @@ class WindowSteps(MapListener):
         self.config, self.counters = config, counters
         self.builder = WindowBuilder(config, counters)
         self.inference = inference
-        self.scene_map = SceneMap(config)
+        self.scene_map = SceneMap(config, counters)
         error = inference.session.motion_error or UNMEASURED
         self.odometry = WindowOdometry(config, error, counters, self.scene_map.table)
         self.scene_map.table.listeners.append(self)
@@ -197,6 +197,7 @@ class WindowSteps(MapListener):
     def _finish_window(self, window: Window) -> None:
         """Forgets what no later window needs; begins a new chain if the camera is lost, else
         looks for a loop."""
+        self.scene_map.measure_depth()
         self.odometry.finish_window()
         self.refinement.keep(self.scene_map.table)
         if self.odometry.is_lost:
@@ -227,9 +228,10 @@ class WindowSteps(MapListener):
         descriptors = placed.prediction.descriptor
         descriptor = None if descriptors is None else descriptors[index]
         data = None
-        if frame.keyframe and self.scene_map.records:
+        measure = frame.keyframe and self._is_measurable(placed)
+        if frame.keyframe and (measure or self.scene_map.records):
             data = self._keyframe_data(prepared, index, placed, descriptor)
-        submap = self.scene_map.add(frame, data)
+        submap = self.scene_map.add(frame, data, measure=measure)
         if overlap_view is not None:
             self.odometry.share(
                 dataclasses.replace(overlap_view, submap=submap),
@@ -246,6 +248,14 @@ class WindowSteps(MapListener):
             out = dataclasses.replace(out, depth_m=np.full_like(out.depth_m, np.nan))
         self.blind.sight.see(out, prepared.view.frameset, frame.T_local_camera)
         return self._at_published_size(out, prepared)
+
+    def _is_measurable(self, placed: PlacedWindow) -> bool:
+        """Whether the poses of a window are good enough to compare images by them."""
+        if not (self.config.dense.enabled and self.config.refinement.enabled):
+            return False
+        window = placed.window
+        is_first = window.new == len(window.views)  # of its chain: later windows refine it
+        return is_first or placed.refined is not None or self.odometry.prior.leads_poses(window)
 
     def _keyframe_data(
         self, prepared: PreparedView, index: int, placed: PlacedWindow, descriptor: Array | None

@@ -1,5 +1,7 @@
 """The map's frames where the unit or the beginning of odometry changes between two windows."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from support.pipelines import settings
@@ -15,7 +17,7 @@ from da3_ros.types import Scale
 
 @pytest.fixture
 def scene_map():
-    return SceneMap(settings())
+    return SceneMap(settings(), Counter())
 
 
 @pytest.mark.parametrize("jump", [False, True])

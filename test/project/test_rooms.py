@@ -42,7 +42,7 @@ ROOMS = {
     "messages": {"drawing", "geometry", "mapping", "sensors"},
     "drawing": {"export", "mapping", "refinement"},
     "pipeline": {
-        "export", "geometry", "inference", "keyframe_store", "mapping", "refinement",
+        "derived", "export", "geometry", "inference", "keyframe_store", "mapping", "refinement",
         "scale_sources", "sensors", "splats",
     },
     "export": {"derived", "geometry", "keyframe_store", "mapping", "splats"},

@@ -1,0 +1,272 @@
+"""Which keyframes of a growing map are measured, and when.
+
+The newest keyframes of a chain are kept, with images and depth. One is searched (`plane_sweep`)
+when keyframes after it are there too, so that neighbours lie on both sides of it, or when none
+comes for a while; what its neighbours confirm is known at once, and again when these were searched
+too. Then its depth stays. Poses are asked for when they are needed: they belong to the map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from da3_ros.derived.dense_depth import agreement, choose_neighbours, dense_depth
+from da3_ros.derived.plane_sweep import SweepView, sweep
+from da3_ros.types import Array, DenseDepth, FloatImage, Image
+
+KEPT = 12  # newest keyframes
+LATER = 2  # keyframes after which one is searched
+LAST = 2 * LATER + 1  # keyframes after which those beside it were searched: its depth stays
+IDLE = 3  # windows without a keyframe after which one is searched anyway
+SEARCHES = 2  # of a keyframe, at most
+LEAST = 2  # neighbours
+LEAST_SIDE = 56  # pixels; smaller depth has too little in it to compare
+
+
+@dataclass(frozen=True, eq=False)
+class Measurable:
+    """A keyframe whose depth may be measured."""
+
+    id: int
+    chain: int
+    submap: int
+    camera: str
+    stamp_ns: int
+    image: Image  # [h, w, 3] RGB
+    K: Array  # [3, 3] corner rule
+    depth: FloatImage  # [h, w] z-depth in the unit of its submap; NaN unknown, +Inf sky
+    confidence: FloatImage  # [h, w]
+
+    @property
+    def known(self) -> NDArray[np.bool_]:
+        """Pixels [h, w] with depth."""
+        return np.isfinite(self.depth) & (self.depth > 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """What a search has found."""
+
+    neighbours: tuple[int, ...]  # ids
+    depth: FloatImage  # [h, w] unit of the submap; NaN where the images say nothing
+    disparity: NDArray[np.float16]  # [N, h, w] pixels per unit of log depth
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """The measured depth of a keyframe, unit of its submap."""
+
+    keyframe: Measurable
+    dense: DenseDepth | None  # None: nothing is measured
+    stays: bool  # whether it was the last time
+
+
+@dataclass(frozen=True, eq=False)
+class JobResult:
+    """What a job has found."""
+
+    searches: Mapping[int, Search]
+    measured: Sequence[Measured]
+
+
+Pose = tuple[Array, float]  # [4, 4] in odometry; units of odometry per unit of the submap
+Poses = Callable[[Measurable], Pose | None]  # None: it is not known any more
+
+
+@dataclass(eq=False)
+class _Entry:
+    keyframe: Measurable
+    later: int = 0  # keyframes of its chain that came after it
+    searches: int = 0
+    searched_at: int = -1  # ``later`` at the newest search
+    search: Search | None = None
+    stays: bool = False
+    is_dropped: bool = False  # no time for it
+
+
+class DepthMeasurement:
+    """The keyframes that are or will be measured. Not thread-safe; a job may run in a thread."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, _Entry] = {}  # oldest first
+        self._chain = 0
+        self._idle = 0  # windows since the newest keyframe
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, bytes."""
+        arrays: list[Array | None] = []
+        for e in self._entries.values():
+            k, s = e.keyframe, e.search
+            arrays += [k.image, k.depth, k.confidence]
+            arrays += [] if s is None else [s.depth, s.disparity]
+        return sum(a.nbytes for a in arrays if a is not None)
+
+    def add(self, keyframe: Measurable) -> None:
+        """Adds the newest keyframe."""
+        self._chain, self._idle = keyframe.chain, 0
+        for entry in self._entries.values():
+            entry.later += entry.keyframe.chain == self._chain
+        self._entries[keyframe.id] = _Entry(keyframe)
+
+    def end_window(self) -> None:
+        """Notes that a window has ended; without keyframes, the waiting ones are searched."""
+        self._idle += 1
+
+    def clear(self) -> None:
+        """Forgets all keyframes: the map begins anew."""
+        self._entries.clear()
+
+    def drop_waiting(self, most: int) -> int:
+        """Keeps the newest ``most`` of the keyframes that wait for a search; returns how many are
+        not searched therefore."""
+        waiting = [e for e in self._entries.values() if self._is_due(e, ends=False)]
+        dropped = waiting[: max(0, len(waiting) - most)]
+        for entry in dropped:
+            entry.is_dropped = True
+        return len(dropped)
+
+    def job(self, poses: Poses, *, ends: bool = False) -> MeasureJob | None:
+        """Returns what is to be done now; None: nothing.
+
+        ends: whether no more keyframes come.
+        """
+        due = [e for e in self._entries.values() if self._is_due(e, ends)]
+        last = [e for e in self._entries.values() if self._is_last(e, ends)]
+        if not due and not last:
+            return None
+        known = {id: pose for id, e in self._entries.items() if (pose := poses(e.keyframe))}
+        posed = {id: _Posed.of(self._entries[id].keyframe, *pose) for id, pose in known.items()}
+        neighbours = {e.keyframe.id: _neighbours(e.keyframe.id, posed) for e in due}
+        for entry in due:
+            entry.searched_at = entry.later
+        last_ids = [e.keyframe.id for e in last]
+        found = {id: e.search for id, e in self._entries.items() if e.search and id in known}
+        return MeasureJob(
+            {id: e.keyframe for id, e in self._entries.items()}, posed, found,
+            {id: ids for id, ids in neighbours.items() if len(ids) >= LEAST}, last_ids,
+        )  # fmt: skip
+
+    def take(self, result: JobResult) -> None:
+        """Takes over what a job has found; forgets keyframes that no other needs."""
+        for id, search in result.searches.items():
+            if id in self._entries:
+                self._entries[id].search = search
+                self._entries[id].searches += 1
+        for one in result.measured:
+            if one.keyframe.id in self._entries:
+                self._entries[one.keyframe.id].stays |= one.stays
+        newest = set(list(self._entries)[-KEPT:])
+        for id, entry in list(self._entries.items()):
+            if entry.stays and (id not in newest or entry.keyframe.chain != self._chain):
+                del self._entries[id]
+
+    def _is_due(self, entry: _Entry, ends: bool) -> bool:
+        """Whether a keyframe is to be searched."""
+        if entry.is_dropped or entry.stays or entry.searches >= SEARCHES:
+            return False
+        if entry.searched_at == entry.later:
+            return False  # there are no other neighbours
+        if entry.search is not None and entry.searched_at >= LATER:
+            return False
+        ended = ends or entry.keyframe.chain != self._chain
+        return ended or entry.later >= LATER or self._idle >= IDLE
+
+    def _is_last(self, entry: _Entry, ends: bool) -> bool:
+        """Whether a keyframe's depth stays from now on."""
+        ended = ends or entry.keyframe.chain != self._chain
+        return not entry.stays and (ended or entry.later >= LAST)
+
+
+@dataclass(frozen=True, eq=False)
+class _Posed:
+    """A keyframe as others are compared with it."""
+
+    view: SweepView  # in odometry
+    depth: FloatImage  # [h, w] unit of odometry
+    median: float  # 0 without depth
+    unit: float
+    chain: int
+
+    @staticmethod
+    def of(keyframe: Measurable, T_local_camera: Array, unit: float) -> _Posed:
+        grey = cv2.cvtColor(keyframe.image, cv2.COLOR_RGB2GRAY).astype(np.float32) / np.float32(
+            255
+        )
+        depth = keyframe.depth * np.float32(unit)
+        known = depth[keyframe.known]
+        median = float(np.median(known)) if known.size else 0.0
+        view = SweepView(grey, keyframe.K, T_local_camera)
+        return _Posed(view, depth, median, unit, keyframe.chain)
+
+
+def _neighbours(id: int, posed: Mapping[int, _Posed]) -> tuple[int, ...]:
+    """Returns the ids of a keyframe's neighbours, best first."""
+    one = posed.get(id)
+    if one is None or not one.median or min(one.depth.shape) < LEAST_SIDE:
+        return ()
+    ids = [
+        j for j, p in posed.items()
+        if p.chain == one.chain and p.median and p.depth.shape == one.depth.shape
+    ]  # fmt: skip
+    T = np.array([posed[j].view.T_frame_camera for j in ids])
+    K = np.array([posed[j].view.K for j in ids])
+    medians, shapes = [posed[j].median for j in ids], [posed[j].depth.shape for j in ids]
+    return tuple(ids[k] for k in choose_neighbours(T, K, medians, shapes, ids.index(id)))
+
+
+@dataclass(frozen=True, eq=False)
+class MeasureJob:
+    """Searches, and depth that is decided on after them. Owns what it reads: it may run in a
+    thread."""
+
+    keyframes: Mapping[int, Measurable]
+    posed: Mapping[int, _Posed]
+    found: Mapping[int, Search]  # earlier searches
+    due: Mapping[int, tuple[int, ...]]  # neighbours of the keyframes to be searched
+    last: Sequence[int]  # ids of keyframes whose depth stays
+
+    def run(self, device: str = "cpu") -> JobResult:
+        """Returns what the images say."""
+        searches = {id: self._search(id, ids, device) for id, ids in self.due.items()}
+        found = {**self.found, **searches}
+        decided = sorted({*searches, *self.last})
+        measured = [self._measure(id, found) for id in decided]
+        return JobResult(searches, measured)
+
+    def unmeasured(self) -> JobResult:
+        """Returns that nothing is measured."""
+        return JobResult({}, [Measured(self.keyframes[id], None, True) for id in self.last])
+
+    def _search(self, id: int, ids: tuple[int, ...], device: str) -> Search:
+        one = self.posed[id]
+        known = self.keyframes[id].known
+        given = np.where(known, one.depth, np.float32(one.median))
+        swept = sweep(one.view, [self.posed[j].view for j in ids], given, device=device)
+        depth = given * np.exp(swept.log_factor.cpu().numpy()) / np.float32(one.unit)
+        depth = np.where(known & swept.distinct.cpu().numpy(), depth, np.float32(np.nan))
+        return Search(ids, depth, swept.disparity.cpu().numpy().astype(np.float16))
+
+    def _measure(self, id: int, found: Mapping[int, Search]) -> Measured:
+        keyframe, search, stays = self.keyframes[id], found.get(id), id in self.last
+        if search is None or id not in self.posed:
+            return Measured(keyframe, None, stays)
+        one = self.posed[id]
+        there = [(n, j) for n, j in enumerate(search.neighbours) if j in found and j in self.posed]
+        disparity = search.disparity[[n for n, _ in there]].astype(np.float32)
+        others = [
+            (self.posed[j].view, found[j].depth * np.float32(self.posed[j].unit))
+            for _, j in there
+        ]  # fmt: skip
+        swept = search.depth * np.float32(one.unit)
+        agree = agreement(one.view, swept, others, disparity)
+        dense = dense_depth(one.depth, swept, agree, disparity)
+        if not dense.measured.any():
+            return Measured(keyframe, None, stays)
+        dense = replace(dense, depth=dense.depth / np.float32(one.unit))
+        return Measured(keyframe, dense, stays)
