@@ -49,7 +49,7 @@ def convert(
             raise ExportError(
                 f"{folder} has no stored keyframes (it is not from a replay or map.store): leave "
                 f"out --format {_stored_formats()}, --max-depth, --confidence-percentile, "
-                "--edge-filter, --remove-movers, --measure-depth, --centred"
+                "--edge-filter, --remove-movers, --measure-depth, --network-depth, --centred"
             )
         return _exported(scene_file.load().scene(), target, selection, row.name)
     with scene_file.keyframes() as stored, progress_bar() as progress:

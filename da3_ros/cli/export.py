@@ -79,10 +79,15 @@ def _add_filters(export: argparse.ArgumentParser) -> None:
         help="leave out what other stored keyframes look through (default: yes). With drifting "
         "poses that may be things that stand still",
     )  # fmt: skip
-    export.add_argument(
+    depth = export.add_mutually_exclusive_group()
+    depth.add_argument(
         "--measure-depth", dest="measure", action="store_true", default=None,
-        help="measure the depth of stored keyframes by the images of their neighbours first; "
-        "about a second per keyframe",
+        help="measure the depth of stored keyframes by the images of all their neighbours first, "
+        "also where it was measured while they were recorded; about a second per keyframe",
+    )  # fmt: skip
+    depth.add_argument(
+        "--network-depth", dest="network", action="store_true", default=None,
+        help="use the network's depth of stored keyframes, also where it was measured by images",
     )  # fmt: skip
 
 
@@ -150,6 +155,7 @@ def _run_export(options: argparse.Namespace) -> int:
             "edge_filter",
             "remove_movers",
             "measure",
+            "network",
         )
         if getattr(options, name) is not None
     }

@@ -103,7 +103,7 @@ def dense_depth(
     log[measured] = np.log(swept[measured] / network[measured])
     depth = network.copy()
     if measured.any():
-        fill = _correction(np.where(known, network, 1.0), log, measured)
+        fill = smooth_correction(np.where(known, network, 1.0), log, measured)
         depth = np.where(known, network * np.exp(fill), network).astype(np.float32)
     depth[measured] = swept[measured]
     sigma = np.where(measured, sigma, UNMEASURED)
@@ -112,7 +112,9 @@ def dense_depth(
     )
 
 
-def _correction(network: FloatImage, log: FloatImage, measured: NDArray[np.bool_]) -> FloatImage:
+def smooth_correction(
+    network: FloatImage, log: FloatImage, measured: NDArray[np.bool_]
+) -> FloatImage:
     """Returns the log correction [h, w] of pixels by measured ones near them, in image and depth.
 
     A bilateral grid (Chen, Paris and Durand 2007); far from what is measured, coarser ones.

@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 from da3_ros.derived.dense_depth import agreement, choose_neighbours, dense_depth
-from da3_ros.derived.plane_sweep import SweepView, sweep
+from da3_ros.derived.plane_sweep import SweepView, grey_of, sweep
 from da3_ros.types import Array, DenseDepth, FloatImage, Image
 
 KEPT = 12  # newest keyframes
@@ -195,13 +194,10 @@ class _Posed:
 
     @staticmethod
     def of(keyframe: Measurable, T_local_camera: Array, unit: float) -> _Posed:
-        grey = cv2.cvtColor(keyframe.image, cv2.COLOR_RGB2GRAY).astype(np.float32) / np.float32(
-            255
-        )
         depth = keyframe.depth * np.float32(unit)
         known = depth[keyframe.known]
         median = float(np.median(known)) if known.size else 0.0
-        view = SweepView(grey, keyframe.K, T_local_camera)
+        view = SweepView(grey_of(keyframe.image), keyframe.K, T_local_camera)
         return _Posed(view, depth, median, unit, keyframe.chain)
 
 
@@ -250,7 +246,8 @@ class MeasureJob:
         swept = sweep(one.view, [self.posed[j].view for j in ids], given, device=device)
         depth = given * np.exp(swept.log_factor.cpu().numpy()) / np.float32(one.unit)
         depth = np.where(known & swept.distinct.cpu().numpy(), depth, np.float32(np.nan))
-        return Search(ids, depth, swept.disparity.cpu().numpy().astype(np.float16))
+        disparity = np.minimum(swept.disparity.cpu().numpy(), np.finfo(np.float16).max)
+        return Search(ids, depth, disparity.astype(np.float16))
 
     def _measure(self, id: int, found: Mapping[int, Search]) -> Measured:
         keyframe, search, stays = self.keyframes[id], found.get(id), id in self.last

@@ -13,12 +13,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import cv2
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from da3_ros.types import Array, FloatImage
+from da3_ros.types import Array, FloatImage, Image
 
 LEVELS = 3  # image sizes: a quarter, a half, the whole
 RANGE = 0.5  # of the search, in log depth, to both sides
@@ -66,6 +67,11 @@ class _Level:
     shift: Tensor  # [N, 3] projection of the neighbour's view of the camera, times inverse depth
     mean: Tensor  # [h, w] of each window of the view
     variance: Tensor  # [h, w]
+
+
+def grey_of(image: Image) -> FloatImage:
+    """Returns the grey values [H, W], 0 to 1, of RGB [H, W, 3]."""
+    return cv2.cvtColor(image, cv2.COLOR_RGB2GRAY).astype(np.float32) / np.float32(255)
 
 
 def box(x: Tensor) -> Tensor:
@@ -239,6 +245,22 @@ def sweep(
     here, there = better_half(1 - torch.stack([at, far], dim=1))
     distinct = (here < there - DISTINCT) & (found.abs() < 0.9 * reach)
     return Swept(found, at, _disparity(level, inverse, view.grey.shape), distinct)
+
+
+def mismatch(view: SweepView, other: SweepView, depths: Array) -> Array:
+    """Returns how badly the images agree with each of ``depths`` [D, h, w] of a view: the mean [D]
+    of one minus the correlation, over pixels that the other view sees with all of them; NaN if it
+    sees none.
+
+    Pixels without texture say nothing either way.
+    """
+    cpu = torch.device("cpu")
+    level = _level(view, [other], 1, cpu)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        inverse = torch.as_tensor(np.where(depths > 0, 1 / depths, 0), dtype=torch.float32)
+    cost = 1 - _correlations(level, inverse)[0]
+    seen = torch.isfinite(cost).all(dim=0) & (inverse > 0).all(dim=0)
+    return np.asarray(cost[:, seen].mean(dim=1).numpy(), float)
 
 
 def _disparity(level: _Level, inverse: Tensor, shape: Sequence[int]) -> Tensor:

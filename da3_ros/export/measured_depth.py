@@ -48,15 +48,21 @@ class MeasuredDepth:
         self._keys.add(key)
         self._measured += int(dense.measured.sum())
         self._pixels += int(np.isfinite(dense.depth).sum())
-        np.save(self._file(key), dense.depth / np.float32(unit))
+        np.savez(
+            self._file(key), depth=dense.depth / np.float32(unit), sigma=dense.sigma,
+            measured=dense.measured,
+        )  # fmt: skip
 
     def note_unmeasured(self, depth: FloatImage) -> None:
         """Counts the pixels of a keyframe that keeps its depth."""
         self._pixels += int(np.isfinite(depth).sum())
 
-    def apply(self, key: int, keyframe_depth: FloatImage) -> FloatImage:
-        """Returns the depth [h, w] of a keyframe in its submap's unit: measured, if it was."""
-        return np.load(self._file(key)) if key in self._keys else keyframe_depth
+    def load(self, key: int) -> DenseDepth | None:
+        """Returns the depth of a keyframe in its submap's unit; None if it was not measured."""
+        if key not in self._keys:
+            return None
+        with np.load(self._file(key)) as data:
+            return DenseDepth(data["depth"], data["sigma"], data["measured"])
 
     @property
     def share(self) -> float:
@@ -64,7 +70,7 @@ class MeasuredDepth:
         return self._measured / max(1, self._pixels)
 
     def _file(self, key: int) -> Path:
-        return Path(self._folder.name) / f"{key}.npy"
+        return Path(self._folder.name) / f"{key}.npz"
 
 
 def measured_depth(

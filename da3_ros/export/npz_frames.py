@@ -51,7 +51,9 @@ def write_npz_frames(
 
     Of each keyframe ``depth`` and ``confidence`` [h, w], ``image`` [H, W, 3], ``K`` [3, 3] of the
     depth (corner rule), ``T_map_camera`` [4, 4], ``stamp_ns``, ``camera``, ``metric``. Depth is in
-    the unit of ``T_map_camera``: metres if ``metric``. filters: depth that does not pass is NaN,
+    the unit of ``T_map_camera``: metres if ``metric``. Where depth was measured also
+    ``network_depth``, ``sigma`` (relative standard deviation of ``depth``) and ``measured``
+    [h, w], none of which is filtered. filters: depth that does not pass is NaN,
     and what other keyframes look through; None: depth as it is stored. Damaged keyframes are left
     out, with a warning. Raises ExportError.
     """
@@ -66,12 +68,16 @@ def write_npz_frames(
             depth = keyframe.depth * np.float32(one.T_map_submap.scale)
         else:
             depth = judges[one.component].judge(one, keyframe).depth
+        dense, more = one.load_dense(), {}
+        if dense is not None:
+            network = one.load_network_depth() * np.float32(one.T_map_submap.scale)
+            more = {"network_depth": network, "sigma": dense.sigma, "measured": dense.measured}
         file = folder / f"{name}{SUFFIX}"
         file.parent.mkdir(parents=True, exist_ok=True)
         np.savez_compressed(
             file, depth=depth, confidence=keyframe.confidence, image=keyframe.image, K=pose.K,
             T_map_camera=one.T_ros_camera, stamp_ns=pose.stamp_ns, camera=pose.camera,
-            metric=stored.map.metric,
+            metric=stored.map.metric, **more,
         )  # fmt: skip
     return len(readable)
 

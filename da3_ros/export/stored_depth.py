@@ -18,7 +18,7 @@ from da3_ros.keyframe_store.journal import JournalError
 from da3_ros.keyframe_store.keyframe import Keyframe
 from da3_ros.keyframe_store.store import StoredScene
 from da3_ros.mapping.depth_filter import filter_depth, without_smears
-from da3_ros.types import Array, FloatImage
+from da3_ros.types import Array, DenseDepth, FloatImage
 
 if TYPE_CHECKING:
     from da3_ros.export.measured_depth import MeasuredDepth
@@ -95,11 +95,21 @@ class Readable:
     def load(self) -> Keyframe:
         """Returns the keyframe, with its measured depth if there is any. Raises JournalError if it
         is damaged."""
-        keyframe = self.stored.load(self.key)
-        if self.measured is not None:
-            return replace(keyframe, depth=self.measured.apply(self.key, keyframe.depth))
-        dense = None if self.filters.network else self.stored.load_measured(self.key)
+        keyframe, dense = self.stored.load(self.key), self.load_dense()
         return keyframe if dense is None else replace(keyframe, depth=dense.depth)
+
+    def load_network_depth(self) -> FloatImage:
+        """Returns the network's depth [h, w], in its submap's unit. Raises as ``load``."""
+        return self.stored.load(self.key).depth
+
+    def load_dense(self) -> DenseDepth | None:
+        """Returns its measured depth, in its submap's unit; None: it has none. Raises as
+        ``load``."""
+        if self.filters.network:
+            return None
+        if self.measured is not None:
+            return self.measured.load(self.key)
+        return self.stored.load_measured(self.key)
 
     def image_data(self) -> bytes:
         """Returns the JPEG of its image. Raises JournalError if it is damaged."""
@@ -135,7 +145,9 @@ def readable_keyframes(
         return out
     from da3_ros.export.measured_depth import measured_depth  # PyTorch
 
-    measured = measured_depth([list(ones) for ones in by_component(out).values()], progress)
+    by_network = replace(filters, network=True)
+    components = by_component(replace(one, filters=by_network) for one in out).values()
+    measured = measured_depth(list(components), progress)
     log.info("depth measured by the images: %.0f %% of the pixels", 100 * measured.share)
     return [replace(one, measured=measured) for one in out]
 

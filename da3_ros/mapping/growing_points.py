@@ -60,11 +60,6 @@ class GrowingPoints:
                 self._waiting[id] = cloud
         self._show()
 
-    def settle(self) -> None:
-        """Ends the waiting: all points stay as they are shown."""
-        self._settled = self.shown
-        self._waiting.clear()
-
     def remove(self, chosen: Array) -> None:
         """Removes points by their indices [K] in what is shown."""
         keys = self.shown.keys(chosen)

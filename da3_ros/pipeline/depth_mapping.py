@@ -55,6 +55,7 @@ class DepthMapping:
         self.config, self.counters = config, counters
         self.waits = True  # for each job, so that a recording always gives the same map
         self.share = MeasuredShare()
+        self.newest: Measured | None = None  # the newest keyframe with measured pixels
         self._measurement = DepthMeasurement()
         self._thread: ThreadPoolExecutor | None = None
         self._running: Future[JobResult] | None = None
@@ -72,7 +73,7 @@ class DepthMapping:
     def clear(self) -> None:
         """The map begins anew: what was found of the old one does not count."""
         self._measurement.clear()
-        self._running = None
+        self._running = self.newest = None
 
     def end_window(self, poses: Poses) -> list[Measured]:
         """Goes on after a window; returns what was found."""
@@ -139,4 +140,8 @@ class DepthMapping:
         for one in result.measured:
             if one.stays:
                 self.share.add(one)
+            if one.dense is not None and (
+                self.newest is None or one.keyframe.id >= self.newest.keyframe.id
+            ):
+                self.newest = one
         return list(result.measured)

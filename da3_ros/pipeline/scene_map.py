@@ -14,8 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from da3_ros.config import PipelineConfig
+from da3_ros.derived.depth_correction import CorrectedKeyframe, corrected_depth
 from da3_ros.derived.measuring import Measurable, Measured
 from da3_ros.derived.measuring import Pose as MeasuredPose
+from da3_ros.derived.plane_sweep import SweepView, grey_of
 from da3_ros.geometry.poses import T_ROS_MAP, invert_pose
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.array_spill import ArraySpill
@@ -258,6 +260,25 @@ class SceneMap(MapListener):
     def finish_depth(self) -> None:
         """Measures the depth of all keyframes that wait for later ones."""
         self._take_depth(self.dense.finish(self._pose_of))
+
+    def corrected(self, frame: LocalFrame) -> LocalFrame:
+        """Returns a frame with its depth as the newest measured keyframe says, where the images
+        agree better with it."""
+        newest = self.dense.newest
+        if newest is None or newest.dense is None or not frame.window.aligned:
+            return frame
+        pose = self._pose_of(newest.keyframe)
+        if pose is None or newest.keyframe.chain != frame.window.chain:
+            return frame
+        T, unit = pose[0], np.float32(pose[1])
+        view = SweepView(grey_of(frame.image), frame.K, frame.T_local_camera)
+        there = SweepView(grey_of(newest.keyframe.image), newest.keyframe.K, T)
+        depth = corrected_depth(
+            view, frame.depth,
+            CorrectedKeyframe(there, unit * newest.keyframe.depth, unit * newest.dense.depth),
+        )  # fmt: skip
+        self.dense.counters["frames_depth_corrected"] += depth is not None
+        return frame if depth is None else dataclasses.replace(frame, depth=depth)
 
     def _pose_of(self, keyframe: Measurable) -> MeasuredPose | None:
         """Returns the pose [4, 4] of a keyframe in odometry, and the unit of its submap there."""

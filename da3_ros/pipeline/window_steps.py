@@ -242,6 +242,7 @@ class WindowSteps(MapListener):
                 self.scene_map.loops.add_keyframe(frame.id, descriptor)
         self.counters["processed"] += 1
         self.pose_search.add(frame.stamp_ns, known=self.scene_map.submaps.pose_known)
+        frame = self.scene_map.corrected(frame)
         out = self.scene_map.published(frame, self.odometry.uncertainty)
         if out.scale.metric and not self.odometry.unit_known:
             # Its unit is only assumed from earlier windows, so that its depth is not metric.

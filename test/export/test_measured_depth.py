@@ -53,7 +53,7 @@ def test_measured_depth_brings_the_cloud_to_the_rooms_surfaces(replayed, caplog)
     caplog.set_level("INFO")
     errors = [
         cloud_errors(make_room(SEED), cloud(replayed, name, *options))
-        for name, options in (("network", ["--edge-filter"]), ("measured", ["--measure-depth"]))
+        for name, options in (("network", ["--network-depth"]), ("measured", ["--measure-depth"]))
     ]
     (share,) = re.findall(r"measured by the images: (\d+) %", caplog.text)
     assert int(share) > 40
@@ -91,18 +91,17 @@ class Stored:
 def test_units_sizes_and_lone_keyframes_of_one_component(replayed):
     path = replayed / "out" / "scene" / "scene.da3k"
     with StoredScene(path) as stored:
-        ones = readable_keyframes(stored, DepthFilters())
+        ones = readable_keyframes(stored, DepthFilters(network=True))
         plain = measured_depth([ones])
         scaled = measured_depth([[Stored(one, 8.0) for one in ones]])  # exact in floats
         for one in ones:
-            before = one.load().depth
-            a, b = plain.apply(one.key, before), scaled.apply(one.key, before / 8)
-            np.testing.assert_allclose(b * 8, a, rtol=1e-6)
+            a, b = plain.load(one.key), scaled.load(one.key)
+            np.testing.assert_allclose(b.depth * 8, a.depth, rtol=1e-6)
         cut = [Stored(one, cut=14 * (k % 2)) for k, one in enumerate(ones)]
         mixed = measured_depth([cut])
         for one in cut:
-            shape = one.load().depth.shape
-            assert mixed.apply(one.key, one.load().depth).shape == shape
+            found = mixed.load(one.key)
+            assert found is None or found.depth.shape == one.load().depth.shape
         alone = measured_depth([ones, *([one] for one in ones)])
         assert alone.share == pytest.approx(plain.share / 2, rel=0.05)
 

@@ -1,0 +1,74 @@
+"""Depth of a frame, corrected by what was measured of a keyframe that shows the same.
+
+The network errs alike in images that are alike: how much a keyframe's depth was corrected by
+measuring holds for a frame beside it, wherever both show one surface.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from da3_ros.derived.dense_depth import smooth_correction
+from da3_ros.derived.plane_sweep import SweepView, mismatch
+from da3_ros.geometry.projection import backproject
+from da3_ros.types import Array, FloatImage
+
+SAME_SURFACE = 0.15  # largest difference of log depth of one surface
+LEAST_SHARE = 0.2  # of a frame's pixels that the keyframe must show
+BETTER = 0.98  # share of the mismatch that must be left, else the frame stays as it is
+
+
+@dataclass(frozen=True, eq=False)
+class CorrectedKeyframe:
+    """A measured keyframe; lengths in one unit with the frame's."""
+
+    view: SweepView
+    network: FloatImage  # [h, w] depth before measuring
+    depth: FloatImage  # [h, w] measured, and corrected between
+
+
+def corrected_depth(
+    view: SweepView, depth: FloatImage, keyframe: CorrectedKeyframe
+) -> FloatImage | None:
+    """Returns the depth [h, w] of a frame with the keyframe's correction; None if the images do
+    not agree better with it, or if the keyframe shows something else.
+
+    depth: z-depth; NaN and +Inf stay.
+    """
+    known = np.isfinite(depth) & (depth > 0)
+    if not known.any():
+        return None
+    log = _transferred(view, depth, keyframe)
+    found = np.isfinite(log) & known
+    if found.sum() < LEAST_SHARE * known.sum():
+        return None
+    smooth = smooth_correction(np.where(known, depth, np.float32(1)), log, found)
+    out = np.where(known, depth * np.exp(smooth), depth).astype(np.float32)
+    before, after = mismatch(view, keyframe.view, np.stack([depth, out]))
+    return out if after < BETTER * before else None
+
+
+def _transferred(
+    view: SweepView, depth: FloatImage, keyframe: CorrectedKeyframe
+) -> NDArray[np.float32]:
+    """Returns the log correction [h, w] of the surface that each pixel shows; NaN where the
+    keyframe does not show it."""
+    T = (np.linalg.inv(keyframe.view.T_frame_camera) @ view.T_frame_camera).astype(np.float32)
+    at: Array = backproject(depth, view.K) @ T[:3, :3].T + T[:3, 3]
+    K = keyframe.view.K
+    with np.errstate(invalid="ignore", divide="ignore"):
+        z = at[..., 2]
+        x = (K[0, 0] * at[..., 0] / z + K[0, 2] - 0.5).astype(np.float32)
+        y = (K[1, 1] * at[..., 1] / z + K[1, 2] - 0.5).astype(np.float32)
+        log = np.log(keyframe.depth / keyframe.network)
+        network, correction = (
+            cv2.remap(image, x, y, cv2.INTER_NEAREST, borderMode=cv2.BORDER_CONSTANT,
+                      borderValue=float("nan"))
+            for image in (keyframe.network, log)
+        )  # fmt: skip
+        same = (z > 0) & (np.abs(np.log(network / z)) < SAME_SURFACE)
+    return np.where(same, correction, np.float32(np.nan)).astype(np.float32)

@@ -1,0 +1,214 @@
+"""Which keyframes of a growing map are measured, and when."""
+
+import dataclasses
+import functools
+
+import cv2
+import numpy as np
+
+from da3_ros.derived import measuring
+from da3_ros.derived.measuring import KEPT, LAST, LATER, DepthMeasurement, Measurable
+from da3_ros.synthetic import SyntheticCamera
+
+SIZE = (168, 126)
+UNIT = 2.0  # of odometry, per unit of the submap
+
+
+@functools.cache
+def keyframes(count=12):
+    """Keyframes of a rendered walk with depth that is smoothly wrong, and their poses."""
+    frames = list(SyntheticCamera(seed=91, size=SIZE, walk="loop", frames=8 * count))[::8]
+    out, poses = [], {}
+    for id, f in enumerate(frames):
+        noise = np.random.default_rng(id).standard_normal(f.depth.shape)
+        noise = cv2.GaussianBlur(noise, (0, 0), 25)
+        depth = (f.depth / UNIT * np.exp(0.08 * noise / noise.std())).astype(np.float32)
+        out.append(Measurable(
+            id, 0, 0, "", f.stamp_ns, f.image, f.K, depth, np.ones_like(depth)
+        ))  # fmt: skip
+        poses[id] = f.T_room_camera, UNIT
+    return out, poses, frames
+
+
+class Log:
+    """Runs the jobs of a measurement; what was searched and found after each keyframe."""
+
+    def __init__(self):
+        self.measurement = DepthMeasurement()
+        self.searched, self.measured = [], []
+        self.poses = lambda k: keyframes()[1].get(k.id)
+
+    def step(self, *added, ends=False):
+        for one in added:
+            self.measurement.add(one)
+        self.measurement.end_window()
+        job = self.measurement.job(self.poses, ends=ends)
+        if job is None:
+            self.searched.append([])
+            self.measured.append([])
+            return None
+        result = job.run()
+        self.measurement.take(result)
+        self.searched.append(sorted(result.searches))
+        self.measured.append(result.measured)
+        return job
+
+
+@functools.cache
+def steady():
+    log = Log()
+    for one in keyframes()[0]:
+        log.step(one)
+    log.step(ends=True)
+    return log
+
+
+def test_a_keyframe_is_searched_once_when_later_ones_are_there():
+    log, count = steady(), len(keyframes()[0])
+    assert log.searched[:LATER] == [[]] * LATER
+    assert log.searched[LATER:count] == [[k] for k in range(count - LATER)]
+    assert log.searched[count] == [count - 2, count - 1]
+
+
+def test_each_keyframes_depth_stays_once():
+    log, count = steady(), len(keyframes()[0])
+    last = [one.keyframe.id for found in log.measured for one in found if one.stays]
+    assert last == list(range(count))
+    first = {one.keyframe.id: step for step, found in enumerate(log.measured[:-1])
+             for one in reversed(found) if one.stays}  # fmt: skip
+    assert first == {k: k + LAST for k in range(count - LAST)}
+    assert log.step(ends=True) is None
+
+
+def test_measured_depth_is_in_the_unit_of_the_submap_and_better():
+    frames, errors = keyframes()[2], []
+    for found in steady().measured:
+        for one in found:
+            if not one.stays or one.dense is None:
+                continue
+            truth = frames[one.keyframe.id].depth / UNIT
+            at = one.dense.measured & np.isfinite(truth)
+            before = np.abs(np.log(one.keyframe.depth / truth))[at].mean()
+            after = np.abs(np.log(one.dense.depth / truth))[at].mean()
+            errors.append((before, after, at.mean()))
+    before, after, share = np.mean(errors, axis=0)
+    assert len(errors) > 9
+    assert after < before / 3
+    assert share > 0.5
+
+
+def test_the_last_result_has_more_than_the_first():
+    shares = {}
+    for found in steady().measured:
+        for one in found:
+            if one.dense is not None:
+                shares.setdefault(one.keyframe.id, []).append(one.dense.measured.mean())
+    twice = [s for s in shares.values() if len(s) > 1]
+    assert len(twice) > 5
+    assert np.mean([s[-1] for s in twice]) > 1.02 * np.mean([s[0] for s in twice])
+
+
+def test_a_camera_that_stands_is_measured_with_what_there_is():
+    log, (ones, _, _) = Log(), keyframes()
+    log.step(ones[0])
+    log.step(ones[1])
+    log.step(ones[2])
+    steps = [log.step() for _ in range(5)]
+    assert sum(step is not None for step in steps) == 1
+    assert log.searched[-5:].count([1, 2]) == 1
+    log.step(ones[3])
+    assert log.searched[-1] == [1]  # again, with neighbours on both sides
+    log.step(ones[4])
+    assert log.searched[-1] == [2]
+    for one in ones[5:9]:
+        log.step(one)
+    searches = [k for step in log.searched for k in step]
+    assert searches.count(1) == searches.count(2) == 2
+
+
+def test_another_chain_ends_the_one_before():
+    log, (ones, _, _) = Log(), keyframes()
+    for one in ones[:4]:
+        log.step(one)
+    other = [dataclasses.replace(one, chain=1) for one in ones[4:7]]
+    log.step(other[0])
+    last = [one.keyframe.id for one in log.measured[-1] if one.stays]
+    assert last == [0, 1, 2, 3]
+    log.step(other[1])
+    log.step(other[2])
+    job = log.step(ends=True)
+    assert all(j >= 4 for ids in job.due.values() for j in ids)
+
+
+def test_memory_is_bounded_and_what_is_left_can_be_neighbours():
+    log, (ones, _, _) = Log(), keyframes()
+    sizes = []
+    for round in range(3):
+        for one in ones:
+            id = one.id + round * len(ones)
+            log.poses = lambda k: keyframes()[1][k.id % len(ones)]
+            log.step(dataclasses.replace(one, id=id))
+            sizes.append(log.measurement.nbytes)
+    assert len(log.measurement._entries) == KEPT
+    assert max(sizes[12:]) < 1.2 * sizes[11]
+
+
+def test_keyframes_without_pose_or_neighbours_keep_their_depth():
+    log, (ones, poses, _) = Log(), keyframes()
+    log.poses = lambda k: None if k.id == 1 else poses[0] if k.id == 2 else poses[k.id]
+    for one in ones[:7]:
+        log.step(one)
+    log.step(ends=True)
+    found = {one.keyframe.id: one for step in log.measured for one in step if one.stays}
+    assert sorted(found) == list(range(7))
+    assert found[1].dense is None
+    small = Log()
+    for one in ones[:7]:
+        small.step(dataclasses.replace(
+            one, image=one.image[:28, :42], depth=one.depth[:28, :42]
+        ))  # fmt: skip
+    assert small.searched == [[]] * 7
+
+
+def test_dropped_keyframes_are_not_searched_and_their_depth_stays():
+    log, (ones, _, _) = Log(), keyframes()
+    for one in ones[:6]:
+        log.measurement.add(one)
+    assert log.measurement.drop_waiting(2) == 2  # of 0 to 3
+    assert log.measurement.drop_waiting(2) == 0
+    log.step(*ones[6:])
+    assert 0 not in log.searched[0]
+    assert 1 not in log.searched[0]
+    assert {2, 3} <= set(log.searched[0])
+    stays = {one.keyframe.id: one for one in log.measured[0] if one.stays}
+    assert stays[0].dense is None
+
+
+def test_keyframes_of_an_older_map_are_ignored():
+    log, (ones, _, _) = Log(), keyframes()
+    for one in ones[:5]:
+        log.measurement.add(one)
+    job = log.measurement.job(log.poses)
+    log.measurement.clear()
+    log.measurement.take(job.run())
+    assert log.measurement.nbytes == 0
+    assert log.measurement.job(log.poses) is None
+
+
+def test_it_gives_the_same_twice():
+    again = Log()
+    for one in keyframes()[0][:6]:
+        again.step(one)
+    for a, b in zip(steady().measured[:6], again.measured, strict=True):
+        assert [x.keyframe.id for x in a] == [x.keyframe.id for x in b]
+        for x, y in zip(a, b, strict=True):
+            assert (x.dense is None) == (y.dense is None)
+            if x.dense is None or y.dense is None:
+                continue
+            np.testing.assert_array_equal(x.dense.depth, y.dense.depth)
+            np.testing.assert_array_equal(x.dense.sigma, y.dense.sigma)
+
+
+def test_constants_fit_together():
+    assert KEPT > LAST + 6  # neighbours of one that is decided on are still there
+    assert measuring.SEARCHES == 2

@@ -1,0 +1,149 @@
+"""Points of a submap some of whose keyframes wait for their measured depth."""
+
+import numpy as np
+import pytest
+
+from da3_ros.geometry.similarity import IDENTITY
+from da3_ros.mapping.growing_points import GrowingPoints, seen_points
+from da3_ros.mapping.submap_points import KeyframePoints, SubmapPoints
+from da3_ros.mapping.submap_spill import Submap
+
+VOXEL = 0.1
+K = np.array([[8.0, 0, 4], [0, 8, 3], [0, 0, 1]])
+
+
+def points(seed, count=50):
+    rng = np.random.default_rng(seed)
+    xyz = rng.uniform(-1, 1, (count, 3)).astype(np.float32)
+    rgb = rng.integers(0, 255, (count, 3), np.uint8)
+    return seen_points(xyz, rgb, rng.uniform(1, 2, count).astype(np.float32))
+
+
+def rows(cloud):
+    """The points in an order that does not depend on when they came."""
+    return np.array(sorted(np.column_stack((cloud.xyz, cloud.rgb, cloud.count)).tolist()))
+
+
+def plain(*clouds, voxel=VOXEL):
+    out = GrowingPoints(voxel)
+    for cloud in clouds:
+        out.insert(cloud)
+    return rows(out.shown.cloud())
+
+
+def test_points_that_wait_are_shown_and_then_replaced():
+    growing = GrowingPoints(VOXEL)
+    growing.insert(points(0))
+    growing.insert(points(1), waiting=1)
+    growing.insert(points(2))
+    growing.insert(points(3), waiting=3)
+    np.testing.assert_array_equal(
+        rows(growing.shown.cloud()), plain(*map(points, range(4)))
+    )  # fmt: skip
+    growing.replace([(1, points(11), False)])
+    growing.replace([(1, points(12), True)])
+    assert growing.waiting == (3,)
+    expected = plain(points(0), points(2), points(12), points(3))
+    np.testing.assert_allclose(rows(growing.shown.cloud()), expected, atol=1e-5)
+    growing.replace([(3, points(13), True)])
+    expected = plain(points(0), points(2), points(12), points(13))
+    np.testing.assert_allclose(rows(growing.shown.cloud()), expected, atol=1e-5)
+    assert not growing.waiting
+    assert len(growing) == len(expected)
+
+
+def test_what_is_removed_does_not_come_back_with_the_next_keyframe():
+    growing = GrowingPoints(VOXEL)
+    growing.insert(points(0))
+    growing.insert(points(1), waiting=1)
+    before = growing.shown.positions()
+    chosen = np.arange(0, len(before), 3)
+    growing.remove(chosen)
+    left = np.delete(before, chosen, axis=0)
+    for _ in range(2):
+        np.testing.assert_array_equal(growing.shown.positions(), left)
+        growing.insert(points(2, 0), waiting=2)
+        growing.replace([(2, points(2, 0), True)])  # shows all anew
+        left = growing.shown.positions()
+    assert len(left) == len(before) - len(chosen)
+
+
+def test_larger_voxels_hold_what_waits_too():
+    growing = GrowingPoints(VOXEL)
+    growing.insert(points(0))
+    growing.insert(points(1), waiting=1)
+    growing.regrid(0.5)
+    expected = plain(points(0), points(1), voxel=0.5)
+    assert len(growing) == len(expected)
+    growing.replace([(1, points(1, 0), True)])
+    assert len(growing) == len(plain(points(0), voxel=0.5))
+
+
+def test_without_waiting_keyframes_there_is_one_copy():
+    growing = GrowingPoints(VOXEL)
+    growing.insert(points(0))
+    alone = growing.nbytes
+    growing.insert(points(1), waiting=1)
+    assert growing.nbytes > 1.5 * alone
+    growing.replace([(1, points(1, 0), True)])
+    assert growing.nbytes == alone
+
+
+def keyframe(id, depth):
+    image = np.full((6, 8, 3), 10 * id, np.uint8)
+    depth = np.full((6, 8), depth, np.float32)
+    return KeyframePoints(id, depth, np.ones_like(depth), image, K, np.eye(4), 1.0)
+
+
+@pytest.fixture
+def submaps():
+    return {id: Submap(id, 0, IDENTITY) for id in range(2)}
+
+
+def test_a_closed_submap_is_compact_once_none_of_its_keyframes_waits(submaps):
+    store = SubmapPoints(submaps)
+    store.begin(submaps[0], VOXEL)
+    store.insert(keyframe(1, 1.0), 0.0, waiting=True)
+    store.insert(keyframe(2, 2.0), 0.0, waiting=True)
+    store.close()
+    store.begin(submaps[1], VOXEL)
+    assert store.is_growing(submaps[0])
+    assert not len(submaps[0].cloud)
+    before = len(store)
+    assert before == store.point_count(submaps[0]) > 0
+    store.replace(submaps[0], [(keyframe(1, 3.0), True)], 0.0)
+    assert store.is_growing(submaps[0])
+    store.replace(submaps[0], [(keyframe(2, 4.0), True)], 0.0)
+    assert not store.is_growing(submaps[0])
+    z = submaps[0].cloud.xyz[:, 2]
+    assert set(np.round(z).astype(int)) == {3, 4}
+    assert len(store) == len(submaps[0].cloud)
+    store.replace(submaps[0], [(keyframe(2, 9.0), True)], 0.0)  # too late: nothing
+    np.testing.assert_array_equal(submaps[0].cloud.xyz[:, 2], z)
+
+
+def test_too_little_memory_ends_the_waiting(submaps):
+    store = SubmapPoints(submaps)
+    store.begin(submaps[0], VOXEL)
+    store.insert(keyframe(1, 1.0), 0.0, waiting=True)
+    store.close()
+    store.begin(submaps[1], VOXEL)
+    store.insert(keyframe(2, 1.0), 0.0, waiting=True)
+    count = len(store)
+    store.enforce_limits(0, 1000, 0)
+    assert not store.is_growing(submaps[0])
+    assert not store.is_growing(submaps[1])
+    assert store.newest is None
+    assert len(store) <= count
+    store.replace(submaps[0], [(keyframe(1, 5.0), True)], 0.0)
+    assert len(store) <= count
+
+
+def test_distant_points_leave_submaps_that_wait(submaps):
+    store = SubmapPoints(submaps)
+    store.begin(submaps[0], VOXEL)
+    store.insert(keyframe(1, 1.0), 0.0, waiting=True)
+    store.close()
+    store.drop_distant(np.array([0.0, 0, 100]), 10.0)
+    assert len(store) == 0
+    assert not store.is_growing(submaps[0])
