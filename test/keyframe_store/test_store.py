@@ -20,7 +20,7 @@ from da3_ros.keyframe_store.journal import (
     JournalReader,
     JournalWriter,
 )
-from da3_ros.keyframe_store.keyframe import FramePose, Keyframe, Tracks
+from da3_ros.keyframe_store.keyframe import FramePose, Keyframe, MeasuredKeyframe, Tracks
 from da3_ros.keyframe_store.store import (
     FRAME,
     JOURNAL,
@@ -30,6 +30,7 @@ from da3_ros.keyframe_store.store import (
     StoredSubmap,
     StoreWriter,
 )
+from da3_ros.types import DenseDepth
 
 SIZE = (48, 36)
 
@@ -478,3 +479,106 @@ def test_a_pipe_is_no_journal(tmp_path):
     os.mkfifo(tmp_path / JOURNAL)
     with pytest.raises(JournalError, match="not a regular file"):
         StoredScene.open(tmp_path)
+
+
+def dense(k):
+    """Measured depth of a keyframe."""
+    rng = np.random.default_rng(100 + k)
+    depth = keyframe(k).depth * np.float32(1.1)
+    sigma = np.where(np.isfinite(depth), rng.uniform(1e-3, 0.5, depth.shape), np.nan)
+    measured = np.isfinite(depth) & (rng.uniform(size=depth.shape) < 0.7)
+    return DenseDepth(depth, sigma.astype(np.float32), measured)
+
+
+def measured(k):
+    return MeasuredKeyframe("", 1000 + k, dense(k))
+
+
+def test_measured_depth_is_read_back_beside_the_networks(tmp_path):
+    writer = written(tmp_path)
+    writer.measure(measured(2))
+    writer.journal.close()
+    with StoredScene.open(tmp_path) as scene:
+        same(scene, 2)
+        key, expected = scene.newest["", 1002], dense(2)
+        found = scene.load_measured(key)
+        np.testing.assert_array_equal(found.measured, expected.measured)
+        known = np.isfinite(expected.depth)
+        np.testing.assert_array_equal(np.isfinite(found.depth), known)
+        np.testing.assert_array_equal(np.isinf(found.depth), np.isinf(expected.depth))
+        np.testing.assert_allclose(found.depth[known], expected.depth[known], rtol=1e-3)
+        np.testing.assert_allclose(found.sigma[known], expected.sigma[known], rtol=0.04)
+        assert np.isnan(found.sigma[~known]).all()
+        assert scene.load_measured(scene.newest["", 1001]) is None
+
+
+def test_measured_depth_counts_for_the_newest_keyframe_of_its_stamp(tmp_path):
+    writer = written(tmp_path)
+    writer.measure(measured(1))
+    writer.measure(measured(1))  # twice: the newer one
+    writer.measure(MeasuredKeyframe("", 999, dense(1)))  # of none
+    writer.add_frames([dataclasses.replace(keyframe(7).pose, keyframe=False)])
+    writer.measure(measured(7))  # of a keyframe that was not stored
+    writer.begin()
+    writer.place([stored_submap(0)])
+    writer.add(keyframe(1))
+    writer.journal.close()
+    with StoredScene.open(tmp_path) as scene:
+        assert scene.measured == {}
+
+
+def test_measured_depth_without_its_keyframe_is_left_out(tmp_path):
+    writer = written(tmp_path)
+    writer.add_frames([dataclasses.replace(keyframe(7).pose, submap=0, keyframe=False)])
+    writer.measure(measured(7))
+    writer.measure(measured(3))
+    writer.journal.close()
+    with StoredScene.open(tmp_path) as scene:
+        assert set(scene.measured) == {scene.newest["", 1003]}
+
+
+def test_damaged_measured_depth_is_an_error_of_that_keyframe(tmp_path):
+    writer = written(tmp_path)
+    for k in (1, 2):
+        writer.measure(measured(k))
+    writer.journal.close()
+
+    def change(description, data):
+        if description["kind"] == "measured depth" and description["stamp_ns"] == 1001:
+            return description, data[:8] + bytes(16) + data[24:]
+        return description, data
+
+    rewritten(tmp_path, change)
+    with StoredScene.open(tmp_path) as scene:
+        with pytest.raises(JournalError, match="damaged"):
+            scene.load_measured(scene.newest["", 1001])
+        assert scene.load_measured(scene.newest["", 1002]) is not None
+        same(scene, 1)
+
+
+def test_a_copied_keyframe_takes_its_measured_depth_along(tmp_path):
+    writer = written(tmp_path / "a")
+    writer.measure(measured(4))
+    writer.journal.close()
+    with StoredScene.open(tmp_path / "a") as scene:
+        other = StoreWriter(tmp_path / "b")
+        other.place(SUBMAPS[:2])
+        key = scene.newest["", 1004]
+        other.copy(scene, key, dataclasses.replace(scene.frames[key], camera="left"), 0)
+        other.journal.close()
+        with StoredScene.open(tmp_path / "b") as copied:
+            (found,) = copied.measured
+            assert copied.frames[found].camera == "left"
+            a, b = copied.load_measured(found), scene.load_measured(key)
+            np.testing.assert_array_equal(a.depth, b.depth)
+            np.testing.assert_array_equal(a.measured, b.measured)
+
+
+def test_deviations_outside_the_range_become_its_ends():
+    sigma = np.array([[1e-9, 1e-4, 0.01, 1.0, 50.0, np.nan, np.inf]], np.float32)
+    found, known = encoding.decode_sigma(encoding.encode_sigma(sigma, np.ones(sigma.shape, bool)))
+    np.testing.assert_allclose(found[0, :5], [1e-4, 1e-4, 0.01, 1, 1], rtol=0.04)
+    assert np.isnan(found[0, 5:]).all()
+    np.testing.assert_array_equal(known[0], [True] * 5 + [False] * 2)
+    with pytest.raises(ValueError, match="8 bits"):
+        encoding.decode_sigma(encoding.encode_depth(np.ones((3, 3), np.float32))[0])
