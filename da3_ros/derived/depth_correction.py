@@ -19,7 +19,7 @@ from da3_ros.types import Array, FloatImage
 
 SAME_SURFACE = 0.15  # largest difference of log depth of one surface
 LEAST_SHARE = 0.2  # of a frame's pixels that the keyframe must show
-BETTER = 0.98  # share of the mismatch that must be left, else the frame stays as it is
+BETTER = 0.95  # share of the mismatch that may be left, else the frame stays as it is: measured
 
 
 @dataclass(frozen=True, eq=False)

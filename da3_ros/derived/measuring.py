@@ -63,6 +63,7 @@ class Measured:
     keyframe: Measurable
     dense: DenseDepth | None  # None: nothing is measured
     stays: bool  # whether it was the last time
+    found: int = 0  # pixels in which the search found depth, confirmed or not
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,7 +264,8 @@ class MeasureJob:
         swept = search.depth * np.float32(one.unit)
         agree = agreement(one.view, swept, others, disparity)
         dense = dense_depth(one.depth, swept, agree, disparity)
+        pixels = int(np.isfinite(search.depth).sum())
         if not dense.measured.any():
-            return Measured(keyframe, None, stays)
+            return Measured(keyframe, None, stays, pixels)
         dense = replace(dense, depth=dense.depth / np.float32(one.unit))
-        return Measured(keyframe, dense, stays)
+        return Measured(keyframe, dense, stays, pixels)

@@ -22,6 +22,8 @@ class GrowingPoints:
     def __init__(self, voxel: float) -> None:
         self._settled = self.shown = VoxelMap(voxel)  # one object while no keyframe waits
         self._waiting: dict[int, PointCloud] = {}  # by id of the keyframe
+        # Keys of the voxels that were removed since then: its next points stay out of them.
+        self._removed: dict[int, list[NDArray[np.int64]]] = {}
 
     def __len__(self) -> int:
         return len(self.shown)
@@ -42,23 +44,30 @@ class GrowingPoints:
         if waiting is not None:
             if self._settled is self.shown:
                 self.shown = self._settled.copy()
-            self._waiting[waiting] = points
+            self._waiting[waiting], self._removed[waiting] = points, []
         elif self._settled is not self.shown:
             _insert(self._settled, points)
         _insert(self.shown, points)
 
-    def replace(self, points: Iterable[tuple[int, PointCloud, bool]]) -> None:
+    def replace(self, points: Iterable[tuple[int, PointCloud | None, bool]]) -> None:
         """Replaces the points of waiting keyframes.
 
-        points: id of the keyframe, its points, and whether they stay so: then it waits no more.
+        points: id of the keyframe, its points (None: as they are), and whether they stay so: then
+        it waits no more.
         """
-        for id, cloud, stays in points:
+        for id, new, stays in points:
+            if new is not None:
+                for keys in self._removed[id]:
+                    new = self._outside(new, keys)
+                self._waiting[id] = new
             if stays:
-                del self._waiting[id]
-                _insert(self._settled, cloud)
-            else:
-                self._waiting[id] = cloud
+                _insert(self._settled, self._waiting.pop(id))
+                del self._removed[id]
         self._show()
+
+    def _outside(self, cloud: PointCloud, keys: NDArray[np.int64]) -> PointCloud:
+        """Returns the points that are in none of the voxels with these ``keys``."""
+        return cloud.take(np.isin(voxel_keys(cloud.xyz, self.shown.voxel), keys, invert=True))
 
     def remove(self, chosen: Array) -> None:
         """Removes points by their indices [K] in what is shown."""
@@ -68,11 +77,12 @@ class GrowingPoints:
             return
         self._settled.remove_keys(keys)
         for id, cloud in self._waiting.items():
-            left = np.isin(voxel_keys(cloud.xyz, self.shown.voxel), keys, invert=True)
-            self._waiting[id] = cloud.take(left)
+            self._waiting[id] = self._outside(cloud, keys)
+            self._removed[id].append(keys)
 
     def regrid(self, voxel: float) -> None:
         """Averages all points in voxels of another edge length."""
+        self._removed = {id: [] for id in self._waiting}  # they were of other voxels
         cloud, self._settled = self._settled.cloud(), VoxelMap(voxel)
         self._settled.insert(cloud.xyz, cloud.rgb, cloud.confidence, cloud.count)
         self._show()

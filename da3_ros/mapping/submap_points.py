@@ -59,6 +59,10 @@ class KeyframePoints:
         return seen_points(xyz, self.image[known], self.confidence[known])
 
 
+# Id of a keyframe that waits, its points (None: as they are), and whether it waits no more.
+Replacement = tuple[int, KeyframePoints | None, bool]
+
+
 class SubmapPoints:
     """Points and images of one scene's submaps; removes the oldest ones first.
 
@@ -184,19 +188,17 @@ class SubmapPoints:
         points = self._within(keyframe, self.newest, radius)
         self._growing[self.newest.id].insert(points, keyframe.id if waiting else None)
 
-    def replace(
-        self, submap: Submap, keyframes: Iterable[tuple[KeyframePoints, bool]], radius: float
-    ) -> None:
+    def replace(self, submap: Submap, keyframes: Iterable[Replacement], radius: float) -> None:
         """Replaces the points of keyframes of one submap that wait; others are left out.
 
-        keyframes: each with whether it waits no more. radius: as for ``insert``.
+        radius: as for ``insert``.
         """
         growing = self._growing.get(submap.id)
         if growing is None:
             return
         growing.replace(
-            (one.id, self._within(one, submap, radius), stays)
-            for one, stays in keyframes if one.id in growing.waiting
+            (id, None if one is None else self._within(one, submap, radius), stays)
+            for id, one, stays in keyframes if id in growing.waiting
         )  # fmt: skip
         if submap is not self.newest and not growing.waiting:
             self._make_compact(submap)

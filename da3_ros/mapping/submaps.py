@@ -28,7 +28,7 @@ from da3_ros.mapping.scene import (
     SubmapCloud,
     join,
 )
-from da3_ros.mapping.submap_points import KeyframePoints, SubmapPoints
+from da3_ros.mapping.submap_points import KeyframePoints, Replacement, SubmapPoints
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.mapping.trajectory import MAX_POSES, ROW, Poses, Trajectory
 from da3_ros.mapping.voxel_map import PointCloud
@@ -227,9 +227,7 @@ class SubmapStore:
             self._enforce_limits(camera)
         return submap, T
 
-    def replace_points(
-        self, submap: int, keyframes: Sequence[tuple[KeyframePoints, bool]]
-    ) -> None:
+    def replace_points(self, submap: int, keyframes: Sequence[Replacement]) -> None:
         """Replaces the points of keyframes that wait, as ``SubmapPoints.replace``."""
         one = self.submaps.get(submap)
         if one is not None:

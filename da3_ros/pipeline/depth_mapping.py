@@ -25,19 +25,22 @@ REPORTED = 10  # failures that are logged; all are counted
 
 
 @dataclass(eq=False)
-class MeasuredShare:
-    """What was measured so far."""
+class MeasuredSoFar:
+    """How much of a map was measured."""
 
     keyframes: int = 0  # whose depth stays
     measured: int = 0  # of those, with measured pixels
     pixels: int = 0  # of those, with depth
-    measured_pixels: int = 0
+    found_pixels: int = 0  # in which a search found depth
+    measured_pixels: int = 0  # in which neighbours confirmed it
+    searches: int = 0
     seconds: float = 0.0  # of all jobs
 
     def add(self, one: Measured) -> None:
         """Adds a keyframe whose depth stays."""
         self.keyframes += 1
         self.pixels += int(one.keyframe.known.sum())
+        self.found_pixels += one.found
         if one.dense is not None:
             self.measured += 1
             self.measured_pixels += int(one.dense.measured.sum())
@@ -47,6 +50,16 @@ class MeasuredShare:
         """Share of the pixels with depth that are measured; 0 without any."""
         return self.measured_pixels / max(1, self.pixels)
 
+    @property
+    def agreement(self) -> float:
+        """Share of the pixels found that neighbours confirmed; 0 without any."""
+        return self.measured_pixels / max(1, self.found_pixels)
+
+    @property
+    def seconds_per_keyframe(self) -> float:
+        """Mean time of a search with all that follows; 0 without any."""
+        return self.seconds / max(1, self.searches)
+
 
 class DepthMapping:
     """Measures the newest keyframes of one map. Not thread-safe."""
@@ -54,7 +67,7 @@ class DepthMapping:
     def __init__(self, config: DenseConfig, counters: Counter[str]) -> None:
         self.config, self.counters = config, counters
         self.waits = True  # for each job, so that a recording always gives the same map
-        self.share = MeasuredShare()
+        self.so_far = MeasuredSoFar()
         self.newest: Measured | None = None  # the newest keyframe with measured pixels
         self._measurement = DepthMeasurement()
         self._thread: ThreadPoolExecutor | None = None
@@ -127,7 +140,8 @@ class DepthMapping:
             return job.unmeasured()
         finally:
             seconds = time.perf_counter() - start
-            self.share.seconds += seconds
+            self.so_far.seconds += seconds
+            self.so_far.searches += len(job.due)
             self._behind_s += seconds - 1e-3 * self.config.max_ms * len(job.due)
             self._behind_s = max(0.0, self._behind_s)
 
@@ -139,7 +153,7 @@ class DepthMapping:
         self._measurement.take(result)
         for one in result.measured:
             if one.stays:
-                self.share.add(one)
+                self.so_far.add(one)
             if one.dense is not None and (
                 self.newest is None or one.keyframe.id >= self.newest.keyframe.id
             ):

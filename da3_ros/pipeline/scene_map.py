@@ -296,18 +296,21 @@ class SceneMap(MapListener):
         """Gives measured depth to points and recording."""
         points = defaultdict(list)
         for one in found:
-            keyframe, T = one.keyframe, self._T_submap_camera(one.keyframe)
-            if T is not None:
-                points[keyframe.submap].append(self._points_of(one, T))
+            keyframe = one.keyframe
+            replacement = keyframe.id, self._points_of(one), one.stays
+            points[keyframe.submap].append(replacement)
             if one.stays and one.dense is not None and self._recorder is not None:
                 self._recorder.measure(keyframe.camera, keyframe.stamp_ns, one.dense)
         for submap, keyframes in points.items():
             self.submaps.replace_points(submap, keyframes)
 
-    def _points_of(self, one: Measured, T_submap_camera: Array) -> tuple[KeyframePoints, bool]:
-        """Returns what a keyframe's points are made of, and whether they stay."""
-        keyframe = one.keyframe
-        depth = keyframe.depth if one.dense is None else one.dense.depth
+    def _points_of(self, one: Measured) -> KeyframePoints | None:
+        """Returns what the points of a measured keyframe are made of; None: they stay as they
+        are."""
+        keyframe, T_submap_camera = one.keyframe, self._T_submap_camera(one.keyframe)
+        if one.dense is None or T_submap_camera is None:
+            return None
+        depth = one.dense.depth
         filtered = filter_depth(
             depth, keyframe.confidence, self.config.depth, sky=np.isposinf(depth)
         )
@@ -316,7 +319,7 @@ class SceneMap(MapListener):
         return KeyframePoints(
             keyframe.id, filtered, keyframe.confidence, keyframe.image, keyframe.K,
             T_submap_camera, 1.0,
-        ), one.stays  # fmt: skip
+        )  # fmt: skip
 
     def _without_smears(self, frame: LocalFrame) -> LocalFrame:
         filtered = self.config.map.enabled and self.config.depth.edge_filter

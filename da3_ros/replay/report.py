@@ -61,6 +61,7 @@ def write_report(
         "stopped_at": recording.stopped_at,
         "bad_images": recording.bad_images,
         "refinement": _refinement(scenes),
+        "dense": _dense(scenes),
         "map_points": len(pipeline.map),
         "path_length": _path_length(pipeline),
         "metric": pipeline.scale.known or pipeline.scale.scale.metric,
@@ -99,6 +100,19 @@ def _refinement(scenes: dict[str, ReplayScene]) -> dict[str, Any]:
     return {"windows": windows} | means | {"focal_source": sources}
 
 
+def _dense(scenes: dict[str, ReplayScene]) -> dict[str, Any]:
+    """Returns how many keyframes have measured depth, the share of their pixels, and of those in
+    which a search found depth, how many neighbours confirmed."""
+    found = [scene.pipeline.scene_map.dense.so_far for scene in scenes.values()]
+    measured = sum(one.measured_pixels for one in found)
+    return {
+        "keyframes": sum(one.keyframes for one in found),
+        "keyframes_measured": sum(one.measured for one in found),
+        "share_measured": measured / max(1, sum(one.pixels for one in found)),
+        "agreement": measured / max(1, sum(one.found_pixels for one in found)),
+    }
+
+
 def _plan(pipeline: Pipeline) -> dict[str, Any] | None:
     """Returns the plan without budget and measurements, which differ from run to run."""
     plan, limits = pipeline.session.memory.plan, pipeline.refinement.limits
@@ -113,12 +127,15 @@ def measure_run(
     """Returns times and memory of this run."""
     windows = sum(scene.results.windows for scene in scenes.values())
     inference_s = sum(scene.results.inference_s for scene in scenes.values())
+    dense = [scene.pipeline.scene_map.dense.so_far for scene in scenes.values()]
+    searches = sum(one.searches for one in dense)
     wall = time.perf_counter() - start
     peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
         "wall_s": wall,
         "frames_per_s": summary.counts["processed"] / wall,
         "inference_s_per_window": inference_s / max(windows, 1),
+        "dense_s_per_keyframe": sum(one.seconds for one in dense) / max(searches, 1),
         "peak_rss_mb": peak_kb / (2**20 if sys.platform == "darwin" else 2**10),
         "map_mb": sum(scene.pipeline.map.nbytes for scene in scenes.values()) / 2**20,
     }

@@ -154,6 +154,7 @@ def _alignment(stream: Stream | None) -> dict[str, Any]:
         }
         | _following(stream)
         | _refinement(stream, report)
+        | _dense(stream)
     )
 
 
@@ -188,6 +189,27 @@ def _refinement(stream: Stream, report: WindowReport) -> dict[str, Any]:
         "windows_few_tracks": count["windows_few_tracks"],
         "refinement_skipped": count["refinement_skipped"],
         "refinement_failed": count["refinement_failed"],
+    }
+
+
+def _dense(stream: Stream) -> dict[str, Any]:
+    """Returns how much of the keyframes' depth is measured, of the first camera's map, and what
+    was left out."""
+    config = stream.config.pipeline
+    if not (config.dense.enabled and config.refinement.enabled):
+        return {"dense": "off"}
+    count = Counter[str]()
+    for pipeline in stream.pipelines:
+        count.update(pipeline.counters)
+    so_far = stream.pipeline.scene_map.dense.so_far
+    return {
+        "dense_keyframes": so_far.keyframes,
+        "dense_share": so_far.share,
+        "dense_agreement": so_far.agreement,
+        "dense_s": so_far.seconds_per_keyframe,
+        "keyframes_depth_skipped": count["keyframes_depth_skipped"],
+        "keyframes_depth_failed": count["keyframes_depth_failed"],
+        "frames_depth_corrected": count["frames_depth_corrected"],
     }
 
 

@@ -68,6 +68,30 @@ def test_what_is_removed_does_not_come_back_with_the_next_keyframe():
     assert len(left) == len(before) - len(chosen)
 
 
+def test_new_points_of_a_keyframe_stay_out_of_what_was_removed_since_it_came():
+    growing = GrowingPoints(VOXEL)
+    growing.insert(points(1), waiting=1)
+    everything = np.arange(len(growing))
+    growing.remove(everything)
+    growing.insert(points(1), waiting=2)  # came after that
+    growing.replace([(1, points(1), True)])
+    np.testing.assert_array_equal(rows(growing.shown.cloud()), plain(points(1)))
+    growing.replace([(2, points(2, 0), True)])
+    assert len(growing) == 0
+
+
+def test_points_may_stay_as_they_are():
+    growing = GrowingPoints(VOXEL)
+    growing.insert(points(1), waiting=1)
+    growing.remove(np.arange(5))
+    before = rows(growing.shown.cloud())
+    growing.replace([(1, None, False)])
+    np.testing.assert_array_equal(rows(growing.shown.cloud()), before)
+    growing.replace([(1, None, True)])
+    np.testing.assert_array_equal(rows(growing.shown.cloud()), before)
+    assert growing.waiting == ()
+
+
 def test_larger_voxels_hold_what_waits_too():
     growing = GrowingPoints(VOXEL)
     growing.insert(points(0))
@@ -111,14 +135,14 @@ def test_a_closed_submap_is_compact_once_none_of_its_keyframes_waits(submaps):
     assert not len(submaps[0].cloud)
     before = len(store)
     assert before == store.point_count(submaps[0]) > 0
-    store.replace(submaps[0], [(keyframe(1, 3.0), True)], 0.0)
+    store.replace(submaps[0], [(1, keyframe(1, 3.0), True)], 0.0)
     assert store.is_growing(submaps[0])
-    store.replace(submaps[0], [(keyframe(2, 4.0), True)], 0.0)
+    store.replace(submaps[0], [(2, keyframe(2, 4.0), True)], 0.0)
     assert not store.is_growing(submaps[0])
     z = submaps[0].cloud.xyz[:, 2]
     assert set(np.round(z).astype(int)) == {3, 4}
     assert len(store) == len(submaps[0].cloud)
-    store.replace(submaps[0], [(keyframe(2, 9.0), True)], 0.0)  # too late: nothing
+    store.replace(submaps[0], [(2, keyframe(2, 9.0), True)], 0.0)  # too late: nothing
     np.testing.assert_array_equal(submaps[0].cloud.xyz[:, 2], z)
 
 
@@ -135,7 +159,7 @@ def test_too_little_memory_ends_the_waiting(submaps):
     assert not store.is_growing(submaps[1])
     assert store.newest is None
     assert len(store) <= count
-    store.replace(submaps[0], [(keyframe(1, 5.0), True)], 0.0)
+    store.replace(submaps[0], [(1, keyframe(1, 5.0), True)], 0.0)
     assert len(store) <= count
 
 

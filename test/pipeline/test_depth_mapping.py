@@ -1,0 +1,238 @@
+"""The pipeline measures the depth of keyframes: in points, scene file and published depth."""
+
+import functools
+import threading
+import time
+
+import numpy as np
+import pytest
+from support.pipelines import to_frame
+
+from da3_ros.config import config_from_parameters
+from da3_ros.derived import measuring
+from da3_ros.keyframe_store.disk_limit import DiskLimit
+from da3_ros.keyframe_store.store import StoredScene
+from da3_ros.pipeline.pipeline import Pipeline
+from da3_ros.synthetic import SyntheticCamera
+from da3_ros.synthetic.evaluation import cloud_errors, fit_poses
+from da3_ros.synthetic.rooms import make_room
+from da3_ros.synthetic.truth import Noise, TruthSession
+
+NOISE = Noise(smooth=0.08, per_frame=0.02, rotation_deg=0.3, translation=0.01)
+SEED, SIZE, FRAMES = 77, (168, 126), 26
+
+
+@functools.cache
+def walk():
+    camera = SyntheticCamera(SEED, SIZE, walk="loop", frames=2 * FRAMES, rate_hz=6)
+    return camera, list(camera)[::2]
+
+
+TINY = {"model": "da3-tiny", "device": "cpu", "backend": "torch"}  # a network, which errs alike
+
+
+def opened(**values):
+    settings = {"process_res": max(SIZE), "window.size": 5, "map.voxel_m": 0.03, **values}
+    return Pipeline(config_from_parameters(settings), TruthSession(walk()[1], noise=NOISE))
+
+
+def run(pipeline, frames=None):
+    camera, true = walk()
+    results = []
+    for f in true if frames is None else frames:
+        results += pipeline.push(to_frame(camera, f))
+    results += pipeline.flush()
+    return pipeline, results
+
+
+@functools.cache
+def with_dense():
+    return run(opened())
+
+
+@functools.cache
+def without():
+    return run(opened(**{"dense.enabled": False}))
+
+
+def fit(results):
+    ours = np.array([r.T_map_camera for r in results])
+    return fit_poses(ours, np.array([f.T_room_camera for f in walk()[1]]))
+
+
+def test_poses_do_not_depend_on_it():
+    for a, b in zip(with_dense()[1], without()[1], strict=True):
+        np.testing.assert_array_equal(a.T_map_camera, b.T_map_camera)
+        np.testing.assert_array_equal(a.T_odom_map, b.T_odom_map)
+        assert a.keyframe == b.keyframe
+
+
+def test_most_of_the_map_is_measured_and_nearer_to_the_room():
+    errors = []
+    for pipeline, results in (with_dense(), without()):
+        points = fit(results).points(pipeline.map.scene(np.eye(4)).cloud().xyz)
+        errors.append(cloud_errors(make_room(SEED), points))
+    measured, network = errors
+    so_far = with_dense()[0].scene_map.dense.so_far
+    assert so_far.keyframes == sum(r.keyframe for r in with_dense()[1])
+    assert so_far.share > 0.5
+    assert 0.5 < so_far.agreement <= 1
+    assert measured.points > 0.7 * network.points
+    assert measured.median_m < network.median_m / 1.5
+    assert without()[0].scene_map.dense.so_far.keyframes == 0
+
+
+def test_no_keyframe_waits_at_the_end():
+    pipeline = with_dense()[0]
+    newest = pipeline.map.newest
+    assert pipeline.map.points._growing[newest.id].waiting == ()
+    assert list(pipeline.map.points._growing) == [newest.id]
+
+
+def test_published_depth_is_corrected_where_the_images_agree_better():
+    camera = SyntheticCamera(SEED, (224, 168), walk="loop", frames=22, rate_hz=10)
+    depths = []
+    for on in (False, True):
+        settings = {"process_res": 224, "dense.enabled": on, **TINY}
+        pipeline = Pipeline(config_from_parameters(settings))
+        depths.append([r.depth_m for f in camera for r in pipeline.push(to_frame(camera, f))])
+    corrected = pipeline.counters["frames_depth_corrected"]
+    assert corrected > 5
+
+    def error(depth, f):  # the scale may be any
+        known = np.isfinite(f.depth) & np.isfinite(depth)
+        log = np.log(depth / f.depth)[known]
+        return np.abs(log - np.median(log)).mean()
+
+    errors = np.array([[error(d, f) for d, f in zip(one, camera, strict=True)] for one in depths])
+    before, after = errors[:, errors[0] != errors[1]]
+    assert len(before) == corrected
+    assert np.mean(after) < 0.9 * np.mean(before)
+    assert (after < before).mean() > 0.7
+
+
+def test_the_same_frames_give_the_same_map():
+    again = run(opened())
+    a, b = with_dense()[0].scene().cloud(), again[0].scene().cloud()
+    np.testing.assert_array_equal(a.xyz, b.xyz)
+    np.testing.assert_array_equal(a.rgb, b.rgb)
+    for one, other in zip(with_dense()[1], again[1], strict=True):
+        np.testing.assert_array_equal(one.depth_m, other.depth_m)
+
+
+def test_measured_depth_is_stored_with_its_keyframe(tmp_path):
+    pipeline = opened()
+    pipeline.store(tmp_path, None, DiskLimit(), wait=True)
+    run(pipeline)
+    assert pipeline.scene_map.finish_recording()
+    so_far, scale = pipeline.scene_map.dense.so_far, fit(with_dense()[1]).scale
+    true = {f.stamp_ns: f for f in walk()[1]}
+    with StoredScene.open(tmp_path) as scene:
+        assert len(scene.images) == so_far.keyframes
+        assert len(scene.measured) == so_far.measured > 3
+        for key in scene.measured:
+            dense, keyframe = scene.load_measured(key), scene.load(key)
+            unit = scale * scene.submaps[keyframe.pose.submap].T_map_submap.scale
+            truth = true[keyframe.pose.stamp_ns].depth
+            at = dense.measured & np.isfinite(truth)
+            after = np.abs(np.log(unit * dense.depth / truth))[at].mean()
+            before = np.abs(np.log(unit * keyframe.depth / truth))[at].mean()
+            assert after < before / 2
+
+
+def test_frames_do_not_wait_for_a_live_measurement(monkeypatch):
+    pipeline, released = opened(), threading.Event()
+    pipeline.scene_map.dense.waits = False
+    whole = measuring.MeasureJob.run
+
+    def slow(job):
+        released.wait(60)
+        return whole(job)
+
+    monkeypatch.setattr(measuring.MeasureJob, "run", slow)
+    camera, frames = walk()
+    try:
+        results = [r for f in frames for r in pipeline.push(to_frame(camera, f))]
+        assert len(results) == FRAMES  # all of them, while the first measurement has not ended
+        assert pipeline.scene_map.dense.so_far.keyframes == 0
+        assert len(pipeline.scene().cloud().xyz) > 1000  # what waits is shown
+    finally:
+        released.set()
+    list(pipeline.flush())
+    so_far = pipeline.scene_map.dense.so_far
+    assert so_far.keyframes == sum(r.keyframe for r in results)
+    skipped = pipeline.counters["keyframes_depth_skipped"]
+    assert so_far.measured <= so_far.keyframes - skipped
+
+
+def test_a_thread_gives_points_while_frames_go_on():
+    pipeline = opened()
+    pipeline.scene_map.dense.waits = False
+    camera, frames = walk()
+    for f in frames:
+        list(pipeline.push(to_frame(camera, f)))
+        running = pipeline.scene_map.dense._running
+        while running is not None and not running.done():
+            time.sleep(0.01)
+    list(pipeline.flush())
+    live, replayed = pipeline.scene_map.dense.so_far, with_dense()[0].scene_map.dense.so_far
+    assert live.keyframes == replayed.keyframes
+    assert live.share > 0.8 * replayed.share
+
+
+def test_keyframes_beyond_the_time_limit_are_skipped():
+    pipeline = opened(**{"dense.max_ms": 1.0})
+    pipeline.scene_map.dense.waits = False
+    run(pipeline)
+    keyframes = pipeline.scene_map.dense.so_far.keyframes
+    assert pipeline.counters["keyframes_depth_skipped"] > keyframes / 2
+
+
+def test_a_failed_measurement_costs_no_frame(monkeypatch, caplog):
+    def fails(*args, **kwargs):
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(measuring, "sweep", fails)
+    pipeline, results = run(opened())
+    assert len(results) == FRAMES
+    assert pipeline.counters["keyframes_depth_failed"] > 3
+    assert "depth is not measured: RuntimeError: no memory" in caplog.text
+    # Which points are removed depends on their order a little.
+    expected = len(without()[0].scene().cloud())
+    assert len(pipeline.scene().cloud()) == pytest.approx(expected, rel=0.01)
+
+
+def test_a_reset_forgets_what_is_measured():
+    pipeline = opened()
+    camera, frames = walk()
+    for f in frames[:12]:
+        list(pipeline.push(to_frame(camera, f)))
+    pipeline.reset()
+    assert pipeline.scene_map.dense.newest is None
+    assert pipeline.scene_map.dense.nbytes == 0
+    results = [r for f in frames for r in pipeline.push(to_frame(camera, f))]
+    list(pipeline.flush())
+    assert len(results) == FRAMES
+    assert len(pipeline.scene().cloud()) > 1000
+
+
+@pytest.mark.parametrize("off", ["refinement.enabled", "dense.enabled"])
+def test_it_is_off_without_refined_poses(off):
+    pipeline = opened(**{off: False})
+    camera, frames = walk()
+    for f in frames[:8]:
+        list(pipeline.push(to_frame(camera, f)))
+    assert pipeline.scene_map.dense.nbytes == 0
+
+
+def test_nothing_is_measured_in_a_read_only_map():
+    camera, frames = walk()
+    pipeline, _ = run(opened(), frames[:15])
+    before = pipeline.scene_map.dense.so_far.keyframes
+    pipeline.reconfigure(config_from_parameters(
+        {"process_res": max(SIZE), "window.size": 5, "map.voxel_m": 0.03, "mode": "localization"}
+    ))  # fmt: skip
+    for f in frames[15:]:
+        list(pipeline.push(to_frame(camera, f)))
+    list(pipeline.flush())
+    assert pipeline.scene_map.dense.so_far.keyframes == before
