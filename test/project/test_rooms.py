@@ -40,7 +40,7 @@ ROOMS = {
     },
     "recordings": {"geometry", "messages", "sensors", "synthetic"},
     "messages": {"drawing", "geometry", "mapping", "sensors"},
-    "drawing": {"export", "mapping", "refinement"},
+    "drawing": {"export", "keyframe_store", "mapping", "refinement"},
     "pipeline": {
         "derived", "export", "geometry", "inference", "keyframe_store", "mapping", "refinement",
         "scale_sources", "sensors", "splats",

@@ -1,0 +1,52 @@
+"""`da3_ros view --dense`: draws the measured depth of stored keyframes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from da3_ros.cli.scene_viewer import check_picture
+from da3_ros.drawing.dense_sheet import dense_sheet
+from da3_ros.drawing.scene_picture import write_png
+from da3_ros.export.atomic_files import atomic_path
+from da3_ros.export.checked_files import SceneFileError
+from da3_ros.export.scene_file import SceneFile
+from da3_ros.export.scene_folder import find_scene
+from da3_ros.keyframe_store.journal import JournalError
+
+MOST_SIDE = 2048  # pixels of each of the pictures
+ROWS = 6  # keyframes
+
+
+def view_dense(source: Path, target: Path, size: tuple[int, int]) -> str:
+    """Write one PNG with keyframes of the scene in ``source``, evenly chosen; returns a text.
+
+    size: that images are fitted into. Raises SceneFileError or ExportError.
+    """
+    check_picture(target, size, MOST_SIDE)
+    scene = SceneFile(find_scene(source))
+    if not scene.has_keyframes:
+        raise SceneFileError(
+            f"{source} has no stored keyframes: give a replay's output, or a scene of map.store"
+        )
+    try:
+        with scene.keyframes() as stored:
+            keys = list(stored.measured)
+            if not keys:
+                raise SceneFileError(
+                    f"{source} has no measured depth: it was recorded without dense.enabled, or "
+                    "its poses were not refined"
+                )
+            chosen = np.linspace(0, len(keys) - 1, min(ROWS, len(keys))).round().astype(int)
+            rows = [(stored.load(keys[k]), stored.load_measured(keys[k])) for k in chosen]
+            share = np.mean([dense.measured.mean() for _, dense in rows if dense is not None])
+            total = len(stored.images)
+    except JournalError as error:
+        raise SceneFileError(str(error)) from error
+    with atomic_path(target) as temporary:
+        write_png(temporary, dense_sheet(rows, size))
+    return (
+        f"{target}: {len(rows)} keyframes, {100 * share:.0f} % of their pixels measured; "
+        f"{len(keys)} of {total} keyframes have measured depth\n"
+    )
