@@ -336,6 +336,12 @@ class DenseConfig:
         "whether the depth of keyframes is measured by the images of those beside them, where "
         "poses are refined (refinement.enabled) or the robot's: for map, exports and relocalising",
     )
+    size: int = option(
+        0,
+        "longest side of the images in which depth is measured, pixels; its correction is then "
+        "enlarged; 0: that of the network's depth",
+        low=0,
+    )
     max_ms: float = option(
         0.0,
         "live: most time per keyframe, ms, on average; keyframes beyond that are not measured; "

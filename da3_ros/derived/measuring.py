@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 from da3_ros.derived.dense_depth import agreement, choose_neighbours, dense_depth
 from da3_ros.derived.plane_sweep import SweepView, grey_of, sweep
+from da3_ros.geometry.projection import resize_K
 from da3_ros.types import Array, DenseDepth, FloatImage, Image
 
 KEPT = 12  # newest keyframes
@@ -81,6 +83,7 @@ Poses = Callable[[Measurable], Pose | None]  # None: it is not known any more
 @dataclass(eq=False)
 class _Entry:
     keyframe: Measurable
+    compared: Measurable  # itself, or smaller
     later: int = 0  # keyframes of its chain that came after it
     searches: int = 0
     searched_at: int = -1  # ``later`` at the newest search
@@ -92,7 +95,9 @@ class _Entry:
 class DepthMeasurement:
     """The keyframes that are or will be measured. Not thread-safe; a job may run in a thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_side: int = 0) -> None:
+        """most_side: longest side of images that are compared, pixels; 0: any."""
+        self._most_side = most_side
         self._entries: dict[int, _Entry] = {}  # oldest first
         self._chain = 0
         self._idle = 0  # windows since the newest keyframe
@@ -102,8 +107,9 @@ class DepthMeasurement:
         """Memory held, bytes."""
         arrays: list[Array | None] = []
         for e in self._entries.values():
-            k, s = e.keyframe, e.search
+            k, c, s = e.keyframe, e.compared, e.search
             arrays += [k.image, k.depth, k.confidence]
+            arrays += [] if c is k else [c.image, c.depth]
             arrays += [] if s is None else [s.depth, s.disparity]
         return sum(a.nbytes for a in arrays if a is not None)
 
@@ -112,7 +118,7 @@ class DepthMeasurement:
         self._chain, self._idle = keyframe.chain, 0
         for entry in self._entries.values():
             entry.later += entry.keyframe.chain == self._chain
-        self._entries[keyframe.id] = _Entry(keyframe)
+        self._entries[keyframe.id] = _Entry(keyframe, _reduced(keyframe, self._most_side))
 
     def end_window(self) -> None:
         """Notes that a window has ended; without keyframes, the waiting ones are searched."""
@@ -141,14 +147,15 @@ class DepthMeasurement:
         if not due and not last:
             return None
         known = {id: pose for id, e in self._entries.items() if (pose := poses(e.keyframe))}
-        posed = {id: _Posed.of(self._entries[id].keyframe, *pose) for id, pose in known.items()}
+        posed = {id: _Posed.of(self._entries[id].compared, *pose) for id, pose in known.items()}
         neighbours = {e.keyframe.id: _neighbours(e.keyframe.id, posed) for e in due}
         for entry in due:
             entry.searched_at = entry.later
         last_ids = [e.keyframe.id for e in last]
         found = {id: e.search for id, e in self._entries.items() if e.search and id in known}
         return MeasureJob(
-            {id: e.keyframe for id, e in self._entries.items()}, posed, found,
+            {id: e.keyframe for id, e in self._entries.items()},
+            {id: e.compared for id, e in self._entries.items()}, posed, found,
             {id: ids for id, ids in neighbours.items() if len(ids) >= LEAST}, last_ids,
         )  # fmt: skip
 
@@ -223,6 +230,7 @@ class MeasureJob:
     thread."""
 
     keyframes: Mapping[int, Measurable]
+    compared: Mapping[int, Measurable]  # themselves, or smaller
     posed: Mapping[int, _Posed]
     found: Mapping[int, Search]  # earlier searches
     due: Mapping[int, tuple[int, ...]]  # neighbours of the keyframes to be searched
@@ -242,7 +250,7 @@ class MeasureJob:
 
     def _search(self, id: int, ids: tuple[int, ...], device: str) -> Search:
         one = self.posed[id]
-        known = self.keyframes[id].known
+        known = self.compared[id].known
         given = np.where(known, one.depth, np.float32(one.median))
         swept = sweep(one.view, [self.posed[j].view for j in ids], given, device=device)
         depth = given * np.exp(swept.log_factor.cpu().numpy()) / np.float32(one.unit)
@@ -268,4 +276,36 @@ class MeasureJob:
         if not dense.measured.any():
             return Measured(keyframe, None, stays, pixels)
         dense = replace(dense, depth=dense.depth / np.float32(one.unit))
+        compared = self.compared[id]
+        if compared is not keyframe:
+            dense = _enlarged(dense, compared, keyframe)
+            pixels = round(pixels * keyframe.depth.size / compared.depth.size)
         return Measured(keyframe, dense, stays, pixels)
+
+
+def _reduced(keyframe: Measurable, most_side: int) -> Measurable:
+    """Returns a keyframe with images whose sides are at most ``most_side``; 0: any."""
+    height, width = keyframe.depth.shape
+    if not 0 < most_side < max(height, width):
+        return keyframe
+    scale = most_side / max(height, width)
+    size = max(1, round(scale * width)), max(1, round(scale * height))
+    image = np.asarray(cv2.resize(keyframe.image, size, interpolation=cv2.INTER_AREA), np.uint8)
+    depth = cv2.resize(keyframe.depth, size, interpolation=cv2.INTER_NEAREST_EXACT)
+    K = resize_K(keyframe.K, (width, height), size)
+    return replace(keyframe, image=image, depth=np.asarray(depth, np.float32), K=K)
+
+
+def _enlarged(dense: DenseDepth, small: Measurable, keyframe: Measurable) -> DenseDepth:
+    """Returns the depth of a keyframe with the correction that a smaller image of it got."""
+    height, width = keyframe.depth.shape
+
+    def nearest(values: Array) -> Array:
+        return cv2.resize(values, (width, height), interpolation=cv2.INTER_NEAREST_EXACT)
+
+    ratio = np.where(small.known, dense.depth, 1) / np.where(small.known, small.depth, 1)
+    log = cv2.resize(np.log(ratio), (width, height), interpolation=cv2.INTER_LINEAR)
+    depth = np.where(keyframe.known, keyframe.depth * np.exp(log), keyframe.depth)
+    sigma = np.where(keyframe.known, nearest(dense.sigma), np.float32(np.nan))
+    measured = (nearest(dense.measured.astype(np.uint8)) > 0) & keyframe.known
+    return DenseDepth(depth.astype(np.float32), sigma.astype(np.float32), measured)

@@ -7,7 +7,7 @@ the newest keyframe looks through it and most of those before it did not confirm
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from da3_ros.mapping.frames import LocalFrame
 from da3_ros.mapping.free_space import THROUGH, DepthView, depth_view, looked_through
 from da3_ros.mapping.submap_points import SubmapPoints
 from da3_ros.mapping.submap_spill import Submap
-from da3_ros.types import Array
+from da3_ros.types import Array, FloatImage
 
 LOOKED_AT = 64  # submaps per keyframe, of which the next one near is judged
 REMEMBERED = 8  # keyframes of a camera that vote
@@ -29,6 +29,7 @@ SAMPLE = 8000  # points that show how well the depths of a keyframe agree with a
 class _Voter:
     """A keyframe that votes; pose and depth in the unit of its submap."""
 
+    id: int
     camera: str
     submap: int
     T_submap_camera: Array  # [4, 4]
@@ -57,10 +58,19 @@ class DynamicPoints:
         unit: of odometry, per unit of the submap. camera: [3] in the map.
         """
         view = depth_view(frame.depth / np.float32(unit), frame.confidence, frame.K)
-        self._remember(_Voter(frame.camera, submap.id, T_submap_camera, view))
+        self._remember(_Voter(frame.id, frame.camera, submap.id, T_submap_camera, view))
         reach = submap.T_map_submap.scale * view.reach
         for judged in self._near(submap, camera, reach):
             self._judge(judged)
+
+    def measure(
+        self, id: int, depth: FloatImage, confidence: FloatImage, K: Array
+    ) -> None:  # fmt: skip
+        """Gives a keyframe its measured depth [h, w], unit of its submap, for later votes."""
+        self._voters = [
+            replace(v, view=depth_view(depth, confidence, K)) if v.id == id else v
+            for v in self._voters
+        ]
 
     def _remember(self, voter: _Voter) -> None:
         self._voters = [v for v in self._voters if v.submap in self._submaps]

@@ -232,6 +232,9 @@ class SubmapStore:
         one = self.submaps.get(submap)
         if one is not None:
             self.points.replace(one, keyframes, self._radius())
+            for id, points, _ in keyframes:
+                if points is not None:
+                    self._dynamic.measure(id, points.depth, points.confidence, points.K)
             self.revision = next(_REVISIONS)
 
     @property

@@ -69,7 +69,7 @@ class DepthMapping:
         self.waits = True  # for each job, so that a recording always gives the same map
         self.so_far = MeasuredSoFar()
         self.newest: Measured | None = None  # the newest keyframe with measured pixels
-        self._measurement = DepthMeasurement()
+        self._measurement = DepthMeasurement(config.size)
         self._thread: ThreadPoolExecutor | None = None
         self._running: Future[JobResult] | None = None
         self._behind_s = 0.0  # time that earlier jobs have taken beyond ``dense.max_ms``

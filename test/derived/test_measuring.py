@@ -195,6 +195,28 @@ def test_keyframes_of_an_older_map_are_ignored():
     assert log.measurement.job(log.poses) is None
 
 
+def test_smaller_images_give_most_of_the_correction():
+    log, (ones, _, frames) = Log(), keyframes()
+    log.measurement = DepthMeasurement(SIZE[0] // 2)
+    for one in ones[:9]:
+        log.step(one)
+    log.step(ends=True)
+    errors = []
+    for found in log.measured:
+        for one in found:
+            if one.stays and one.dense is not None:
+                truth = frames[one.keyframe.id].depth / UNIT
+                assert one.dense.depth.shape == one.dense.measured.shape == SIZE[::-1]
+                at = one.dense.measured & np.isfinite(truth)
+                before = np.abs(np.log(one.keyframe.depth / truth))[at].mean()
+                errors.append((before, np.abs(np.log(one.dense.depth / truth))[at].mean()))
+    assert len(errors) > 5
+    before, after = np.mean(errors, axis=0)
+    assert after < before / 2
+    (search, *_) = [e.search for e in log.measurement._entries.values() if e.search]
+    assert max(search.depth.shape) == SIZE[0] // 2
+
+
 def test_it_gives_the_same_twice():
     again = Log()
     for one in keyframes()[0][:6]:
