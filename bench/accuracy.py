@@ -8,6 +8,10 @@ pipeline that the live node and the replay run. K is read from camera_info.yaml 
 exists, else it is the known K of the data set; ``--every 5`` uses every fifth frame.
 
 ``--refine off on`` gives two rows per sequence: without and with the refinement by feature tracks.
+``--dense off on`` likewise: without and with depth measured by images, which needs refinement.
+
+Depth of keyframes, as they are stored, is compared with the scale of the trajectory's Sim(3) fit:
+all pixels with true depth, those that are measured, and their share.
 
 The table has the ATE after a Sim(3) fit, the ATE after an SE(3) fit, and the fitted scale, because
 a Sim(3) fit hides a wrong scale. Depth is compared after one median scale, the point cloud after
@@ -17,6 +21,7 @@ the Sim(3) fit of the trajectory. ``--out`` writes the same as JSON.
 from __future__ import annotations
 
 import argparse
+import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,6 +39,8 @@ from da3_ros.geometry.poses import matrix_from_quaternion
 from da3_ros.geometry.projection import backproject
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.inference import open_device
+from da3_ros.keyframe_store.disk_limit import DiskLimit
+from da3_ros.keyframe_store.store import StoredScene
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.recordings.folder import CALIBRATION_FILE, read_calibration
 from da3_ros.synthetic.evaluation import FramePair, depth_errors, fit_poses, resize_nearest
@@ -253,6 +260,9 @@ class Accuracy:
     delta1: float = float("nan")
     cloud_accuracy_m: float = float("nan")  # mean distance from our points to the true cloud
     cloud_completeness_m: float = float("nan")  # mean distance from true points to our cloud
+    keyframe_abs_rel: float = float("nan")  # of stored keyframes
+    measured_abs_rel: float = float("nan")  # of their measured pixels
+    measured_share: float = float("nan")
     refused: int = 0  # windows whose alignment was refused
     seconds_per_frame: float = float("nan")
 
@@ -263,7 +273,12 @@ def measure(sequence: Sequence, config: PipelineConfig, every: int = 1, session=
     ``session``: replaces the network that ``config`` names. Raises FormatError if fewer than three
     frames have a true pose.
     """
-    pipeline = Pipeline(config, session)
+    with tempfile.TemporaryDirectory() as folder:
+        return _measured(sequence, Pipeline(config, session), every, Path(folder))
+
+
+def _measured(sequence: Sequence, pipeline: Pipeline, every: int, folder: Path) -> Accuracy:
+    pipeline.store(folder, None, DiskLimit(), wait=True)
     pairs, clouds, seconds = [], [], []
     for item, result in track(sequence, pipeline, every):
         T = sequence.pose(item.stamp_ns)
@@ -283,6 +298,8 @@ def measure(sequence: Sequence, config: PipelineConfig, every: int = 1, session=
     true = np.array([p.T_room_camera for p in pairs])
     depth = depth_errors(pairs)
     fit = fit_poses(ours, true, depth.scale)
+    pipeline.scene_map.finish_recording()
+    way = trajectory(ours, true)
     accuracy, completeness = cloud_distance(
         fit.points(pipeline.map.scene(np.eye(4)).map_points().astype(np.float64)), clouds
     )
@@ -290,7 +307,8 @@ def measure(sequence: Sequence, config: PipelineConfig, every: int = 1, session=
         name=sequence.name,
         frames=len(pairs),
         path_m=float(np.linalg.norm(np.diff(true[:, :3, 3], axis=0), axis=1).sum()),
-        **trajectory(ours, true),
+        **way,
+        **keyframe_errors(sequence, folder, way["scale"]),
         abs_rel=depth.abs_rel,
         delta1=depth.delta1,
         cloud_accuracy_m=accuracy,
@@ -298,6 +316,34 @@ def measure(sequence: Sequence, config: PipelineConfig, every: int = 1, session=
         refused=pipeline.counters["windows_refused"],
         seconds_per_frame=float(np.median(seconds)),
     )
+
+
+def keyframe_errors(sequence: Sequence, folder: Path, scale: float) -> dict[str, float]:
+    """Returns the errors of stored keyframes' depth; scale: metres per unit of the scene."""
+    items, everything, measured, count = {i.stamp_ns: i for i in sequence.items}, [], [], 0
+    with StoredScene.open(folder) as stored:
+        for key in stored.images:
+            keyframe, dense = stored.load(key), stored.load_measured(key)
+            true = sequence.depth(items[keyframe.pose.stamp_ns])
+            if true is None:
+                continue
+            depth = keyframe.depth if dense is None else dense.depth
+            unit = stored.submaps[keyframe.pose.submap].T_map_submap.scale
+            metres = scale * stored.map.scene_scale * unit * depth
+            true = resize_nearest(true, depth.shape)
+            known = np.isfinite(true) & np.isfinite(metres) & (true > 0)
+            error = np.abs(metres / np.where(known, true, 1) - 1)
+            everything.append(error[known])
+            count += known.sum()
+            if dense is not None:
+                measured.append(error[known & dense.measured])
+    if not count:
+        return {}
+    return {
+        "keyframe_abs_rel": float(np.concatenate(everything).mean()),
+        "measured_abs_rel": float(np.concatenate(measured).mean()) if measured else float("nan"),
+        "measured_share": sum(map(len, measured)) / int(count),
+    }
 
 
 def track(sequence: Sequence, pipeline: Pipeline, every: int) -> Iterator[tuple]:
@@ -391,6 +437,9 @@ COLUMNS = {
     "delta1": "delta1",
     "cloud_accuracy_m": "cloud to truth m",
     "cloud_completeness_m": "truth to cloud m",
+    "keyframe_abs_rel": "keyframes AbsRel",
+    "measured_abs_rel": "measured AbsRel",
+    "measured_share": "measured",
     "refused": "refused",
 }
 
@@ -401,6 +450,11 @@ def row(found: Accuracy) -> str:
     cells = [values[name] for name in COLUMNS]
     text = [f"{v:.4f}" if isinstance(v, float) else str(v) for v in cells]
     return "| " + " | ".join(text) + " |"
+
+
+def switched(name: str, values: list[str]) -> list[list[str]]:
+    """Returns what sets a parameter to each of ``values``; nothing without any."""
+    return [[f"{name}:={str(one == 'on').lower()}"] for one in values] or [[]]
 
 
 def main() -> None:
@@ -416,13 +470,18 @@ def main() -> None:
         "--refine", nargs="+", choices=("off", "on"), default=[],
         help="rows without and with the refinement by feature tracks",
     )  # fmt: skip
+    parser.add_argument(
+        "--dense", nargs="+", choices=("off", "on"), default=[],
+        help="rows without and with depth measured by images",
+    )  # fmt: skip
     parser.add_argument("--every", type=int, default=1, help="use every n-th frame")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     variants = [
-        [*options.parameters, f"refinement.enabled:={str(one == 'on').lower()}"]
-        for one in options.refine
-    ] or [options.parameters]
+        [*options.parameters, *refine, *dense]
+        for refine in switched("refinement.enabled", options.refine)
+        for dense in switched("dense.enabled", options.dense)
+    ]
     configs = [load_config(options.config, one).pipeline for one in variants]
     print("| " + " | ".join(COLUMNS.values()) + " |")
     print("|" + "---|" * len(COLUMNS))

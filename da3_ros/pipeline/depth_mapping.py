@@ -120,8 +120,9 @@ class DepthMapping:
         if job is None:
             return
         if self.waits:
-            self._running = Future()
-            self._running.set_result(self._run(job))
+            done = Future[JobResult]()
+            done.set_result(self._run(job))
+            self._running = done  # only now: Ctrl-C may come before
             return
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "da3-dense")

@@ -224,7 +224,6 @@ class SceneMap(MapListener):
         """Stores all that waits, and no more; False if the disk is still busy after a time."""
         if self.recording is None:
             return True
-        self.finish_depth()
         recording, self.recording = self.recording, None
         return recording.finish(self._map_state(), timeout_s)
 
