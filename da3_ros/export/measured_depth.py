@@ -17,6 +17,7 @@ from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.keyframe import Keyframe
 from da3_ros.types import Array, DenseDepth, FloatImage
 
+MOST_DISPARITY = 60_000.0  # pixels per unit of log depth, which float16 holds
 LEAST_SIDE = 56  # pixels; smaller depth has too little in it to compare
 
 
@@ -131,7 +132,8 @@ class _Component:
         np.savez(
             self._file(k),
             swept=np.where(known & found.distinct.numpy(), swept, np.nan).astype(np.float32),
-            disparity=found.disparity.numpy().astype(np.float16),
+            # Without bound at the plane of a neighbour's camera, which a car drives through.
+            disparity=np.minimum(found.disparity.numpy(), MOST_DISPARITY).astype(np.float16),
         )  # fmt: skip
         self._neighbours[k] = near
 

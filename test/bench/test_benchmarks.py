@@ -188,6 +188,45 @@ def test_surfaces_and_movers_are_compared_with_the_room(tmp_path):
         assert row["room_lost"] < 0.01
 
 
+def dense(table, *arguments, tmp_path):
+    return run("bench_dense.py", table, "--quick", *arguments, tmp_path=tmp_path)[0]
+
+
+def test_measured_depth_of_a_room_off_and_on(tmp_path):
+    pytest.importorskip("skimage")
+    scenes = tmp_path / "scenes"
+    first = dense("rooms", "--keep", scenes, tmp_path=tmp_path)
+    assert [path.name for path in scenes.iterdir()] == ["42-strafe"]
+    again = dense("rooms", "--keep", scenes, tmp_path=tmp_path)  # only measured again
+    (row,) = first["rows"]
+    assert row["share"] > 0.2
+    assert row["measured_on"] < row["measured_off"]
+    assert row["cloud_median_m_on"] < row["cloud_median_m_off"]
+    assert row["absrel_on"] == again["rows"][0]["absrel_on"]
+
+
+def test_recorded_depth_is_registered_where_edges_agree(recordings, tmp_path):
+    report = dense("kitchen", "--folder", recordings / "redkitchen_24", tmp_path=tmp_path)
+    assert report["table"]["best_offset_by_edges_m"] == 0.025  # of the two that are tried
+    right, wrong = report["rows"]
+    assert right["edge_agreement"] > 1.5 > 1.1 > wrong["edge_agreement"]
+    assert 0 < right["absrel_off"] < 1
+
+
+def test_a_car_is_measured_beside_sgbm(recordings, tmp_path):
+    report = dense("kitti", "--folder", recordings / "kitti_stereo_10", tmp_path=tmp_path)
+    assert [row["unit"] for row in report["table"]] == ["way", "fitted"]
+    for row in report["rows"]:
+        assert row["share_sgbm"] > 0.5
+        assert row["warp_sgbm"] < row["warp_off"]  # grey levels
+
+
+def test_the_plane_sweep_beside_sgbm_on_an_exact_pair(tmp_path):
+    by = {row["by"]: row for row in dense("rectified", tmp_path=tmp_path)["table"]}
+    assert list(by) == ["guess", "sgbm", "sweep 1", "sweep 2"]
+    assert by["sweep 2"]["median"] < by["sgbm"]["median"] < by["guess"]["median"]
+
+
 TINY_ROOM = ("--rooms", "1", "--size", "112x84", "--process-res", "112", "--backend", "torch")
 
 

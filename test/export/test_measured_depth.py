@@ -107,6 +107,17 @@ def test_units_sizes_and_lone_keyframes_of_one_component(replayed):
 
 
 @pytest.mark.slow
+def test_the_deviation_and_what_is_measured_can_be_read(replayed):
+    with StoredScene.open(replayed / "out" / "scene") as stored:
+        ones = readable_keyframes(stored, DepthFilters())
+        found = measured_depth([ones])
+        dense = [found.load(one.key) for one in ones]
+    some = next(one for one in dense if one is not None and one.measured.any())
+    assert (some.sigma[some.measured] > 0).all()
+    assert some.sigma[some.measured].max() < np.inf
+    assert found.load(10**6) is None
+
+
 def test_a_full_disk_is_one_line(replayed, tmp_path, monkeypatch, capsys):
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")
