@@ -159,9 +159,11 @@ def _run_export(options: argparse.Namespace) -> int:
         )
         if getattr(options, name) is not None
     }
+    filtered = options.voxel or options.min_confidence or asked.keys() - {"measure", "network"}
     filters = DepthFilters(
-        voxel=options.voxel or DepthFilters.voxel, min_confidence=options.min_confidence, **asked
-    )
+        voxel=options.voxel or DepthFilters.voxel, min_confidence=options.min_confidence,
+        is_source_only=not filtered, **asked,
+    )  # fmt: skip
     try:
         text = convert(
             options.scene,

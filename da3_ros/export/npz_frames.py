@@ -64,7 +64,7 @@ def write_npz_frames(
         progress("writing keyframes", done / len(readable))
         keyframe = one.load()
         pose = keyframe.pose
-        if filters is None:
+        if filters is None or filters.is_source_only:
             depth = keyframe.depth * np.float32(one.T_map_submap.scale)
         else:
             depth = judges[one.component].judge(one, keyframe).depth

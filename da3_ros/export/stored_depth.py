@@ -38,6 +38,7 @@ class DepthFilters:
     remove_movers: bool = True  # whether what other keyframes look through is left out
     measure: bool = False  # whether depth is measured by the images first
     network: bool = False  # whether the network's depth is used where measured depth is stored
+    is_source_only: bool = False  # whether these two alone were asked for: NPZ is not filtered
 
     def check(self) -> None:
         """Raises ExportError for invalid numbers."""

@@ -1,8 +1,10 @@
 """Exports whose depth is measured by the images of stored keyframes."""
 
 import dataclasses
+import json
 import re
 
+import cv2
 import numpy as np
 import pytest
 import trimesh
@@ -137,3 +139,52 @@ def test_a_scene_without_keyframes_says_why(tmp_path, capsys):
     arguments = [str(tmp_path / "scene"), str(tmp_path / "a.ply"), "--measure-depth"]
     assert main(["export", *arguments]) == 1
     assert "--measure-depth" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_replay_has_measured_and_stored_depth(replayed):
+    report = json.loads((replayed / "out" / "report.json").read_text())["dense"]
+    assert report["keyframes_measured"] == report["keyframes"] > 3
+    assert report["share_measured"] > 0.4
+    assert 0.4 < report["agreement"] <= 1
+    times = json.loads((replayed / "out" / "measured.json").read_text())
+    assert times["dense_s_per_keyframe"] > 0
+    with StoredScene.open(replayed / "out" / "scene") as stored:
+        assert len(stored.measured) == report["keyframes"]
+        for key in stored.measured:
+            one = next(o for o in readable_keyframes(stored, DepthFilters()) if o.key == key)
+            dense = stored.load_measured(key)
+            np.testing.assert_array_equal(one.load().depth, dense.depth)
+            np.testing.assert_array_equal(one.load_network_depth(), stored.load(key).depth)
+
+
+@pytest.mark.slow
+def test_npz_files_have_both_depths(replayed, tmp_path):
+    assert main(["export", str(replayed / "out"), str(tmp_path / "a.npz")]) == 0
+    assert main(["export", str(replayed / "out"), str(tmp_path / "b.npz"), "--network-depth"]) == 0
+    files = sorted((tmp_path / "a.npz").glob("*.npz"))
+    assert len(files) > 3
+    for file in files:
+        with np.load(file) as both, np.load(tmp_path / "b.npz" / file.name) as network:
+            np.testing.assert_array_equal(both["network_depth"], network["depth"])
+            assert "measured" not in network
+            known = np.isfinite(both["depth"])
+            assert both["measured"].any()
+            assert (both["sigma"][known] > 0).all()
+            ratio = both["depth"][known] / network["depth"][known]
+            assert np.abs(ratio - 1).max() > 0.01
+
+
+@pytest.mark.slow
+def test_a_picture_of_measured_depth(replayed, tmp_path, capsys):
+    arguments = ["view", str(replayed / "out"), "--dense", "--output", str(tmp_path / "a.png")]
+    assert main([*arguments, "--size", "80x60"]) == 0
+    assert re.search(r"\d keyframes, \d+ % of their pixels measured", capsys.readouterr().out)
+    picture = cv2.imread(str(tmp_path / "a.png"))
+    assert picture.shape[1] == 4 * 84
+    assert picture.shape[0] % 64 == 0
+    assert (picture[:, 3 * 84 :] > 0).any()
+    with pytest.raises(SystemExit):
+        main([*arguments, "--tracks"])
+    assert main([*arguments, "--from", "top"]) != 0
+    assert "--dense: --from and --below are for scenes" in capsys.readouterr().err

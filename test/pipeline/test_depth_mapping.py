@@ -236,3 +236,20 @@ def test_nothing_is_measured_in_a_read_only_map():
         list(pipeline.push(to_frame(camera, f)))
     list(pipeline.flush())
     assert pipeline.scene_map.dense.so_far.keyframes == before
+
+
+def test_an_interrupted_measurement_is_no_hang(monkeypatch):
+    pipeline, camera, frames = opened(), *walk()
+    for f in frames[:6]:
+        list(pipeline.push(to_frame(camera, f)))
+
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as during:
+        during.setattr(measuring, "sweep", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(pipeline, frames[6:])
+    pipeline.scene_map.finish_depth()
+    assert pipeline.scene_map.finish_recording()
+    assert pipeline.scene_map.dense.so_far.keyframes > 0
