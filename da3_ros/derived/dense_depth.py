@@ -24,10 +24,22 @@ BEST_BASELINE = 0.12
 OVERLAP = 0.4  # smallest share of a view that its neighbour sees
 AGREE, AGREE_PX = 0.01, 0.2  # difference of depths of one point: log, or pixels if that is more
 AGREEING = 2  # neighbours
-LEAST_SHARE = 0.1  # of a view: fewer pixels may agree by chance, and say nothing of the others
-PIXEL_NOISE = 0.3  # of a match, pixels
+LEAST_DISPARITY = 4.0  # pixels per unit of log depth: with less, all depths agree
+LEAST_SHARE = 0.05  # of a view: fewer pixels say nothing of the others
+# Of the pixels that neighbours could confirm: fewer agree by chance where poses are wrong.
+LEAST_CONFIRMED = 0.1
+SPECKLE, SPECKLE_STEP = 25, 0.04  # pixels; step of log depth to what is around
+PIXEL_NOISE = 0.22  # of a match, pixels
 CELL, BIN = 12, 0.12  # of the correction: pixels, and log depth
-UNMEASURED = 0.1  # standard deviation of the log of corrected depth, where nothing is measured
+SCALES = 1, 2, 4, 8, 16, 64  # of its grids: coarser ones far from what is measured
+# Of pixels that are not measured: windows and steps of log depth that are edges; the least
+# deviation, and the one where nothing was found to estimate it by.
+EDGE_PX, EDGE_STEP = 13, 0.15
+LEAST_SIGMA, UNMEASURED = 0.01, 0.1
+# Views whose poses are right differ by so much (log depth or pixels), robustly; more than GROSS is
+# another surface. The variance of the error is so many times what is over that.
+MATCH, MATCH_PX, GROSS, POSE_SHARE = 0.0065, 0.12, 0.1, 2.0
+LEAST_SEEN = 100  # pixels, to estimate a deviation
 
 
 def choose_neighbours(
@@ -62,12 +74,13 @@ def agreement(
     view: SweepView, depth: FloatImage, others: Sequence[tuple[SweepView, FloatImage]],
     disparity: Array,
 ) -> Array:  # fmt: skip
-    """Returns which neighbours show the same point [N, h, w].
+    """Returns how well neighbours show the same point [N, h, w]: 1 exactly, over 0 within the
+    tolerance, negative beyond it; 0 where a neighbour does not see it or could not tell.
 
     others: with their depth. disparity: [N, h, w] pixels per unit of log depth.
     """
     points = backproject(depth, view.K)
-    out = np.zeros((len(others), *depth.shape), bool)
+    out = np.zeros((len(others), *depth.shape), np.float32)
     for k, (other, their) in enumerate(others):
         T = np.linalg.inv(other.T_frame_camera) @ view.T_frame_camera
         at = points @ T[:3, :3].T.astype(np.float32) + T[:3, 3].astype(np.float32)
@@ -79,9 +92,14 @@ def agreement(
                 their, x.astype(np.float32), y.astype(np.float32), cv2.INTER_LINEAR,
                 borderMode=cv2.BORDER_CONSTANT, borderValue=float("nan"),
             )  # fmt: skip
-            apart = np.abs(np.log(seen / z))
-            out[k] = apart < np.maximum(AGREE, AGREE_PX / np.maximum(disparity[k], 1e-6))
+            close = 1 - np.abs(np.log(seen / z)) / _tolerance(disparity[k])
+        out[k] = np.where(np.isfinite(close) & (disparity[k] >= LEAST_DISPARITY), close, 0)
     return out
+
+
+def _tolerance(disparity: Array) -> Array:
+    """Returns the difference of log depths at which two depths of one point agree."""
+    return np.maximum(AGREE, AGREE_PX / np.maximum(disparity, 1e-6))
 
 
 def dense_depth(
@@ -90,32 +108,95 @@ def dense_depth(
     """Returns depth measured where neighbours agree, and corrected elsewhere; if they agree in too
     few pixels, the network's.
 
-    network, swept: [h, w] depth. agree: [N, h, w]. disparity: as in ``agreement``.
+    network, swept: [h, w] depth; swept NaN where the images do not decide it. agree: [N, h, w],
+    disparity: as of and in ``agreement``.
     """
     known = np.isfinite(network) & (network > 0)
-    measured = (agree.sum(axis=0) >= AGREEING) & known
-    if measured.sum() < LEAST_SHARE * known.sum():
-        measured[:] = False
-    information = (np.where(agree, disparity, 0) ** 2).sum(axis=0) / PIXEL_NOISE**2
-    # The match of the view itself is in all of them: more neighbours do not remove its noise.
-    sigma = 1 / np.sqrt(np.maximum(information / 2, 1e-12))
-    log = np.zeros(network.shape, np.float32)
-    log[measured] = np.log(swept[measured] / network[measured])
-    depth = network.copy()
+    decided = known & np.isfinite(swept)
+    measured = _measured(known, swept, agree > 0, disparity)
+    sigma = _match_sigma(agree, disparity)
+    depth, rest = network.copy(), np.full(network.shape, UNMEASURED, np.float32)
     if measured.any():
-        fill = smooth_correction(np.where(known, network, 1.0), log, measured)
-        depth = np.where(known, network * np.exp(fill), network).astype(np.float32)
+        log = np.zeros(network.shape, np.float32)
+        log[measured] = np.log(swept[measured] / network[measured])
+        correction = smooth_correction(
+            np.where(known, network, 1.0), log, measured, known & ~measured
+        )
+        depth[known] = (network * np.exp(correction))[known]
+        confirmed = (agree > 0).any(axis=0)
+        rest = _rest_sigma(depth, swept, decided & ~confirmed, known)
+        # What one neighbour confirms is not called measured, but better than what is carried.
+        depth[decided & confirmed] = swept[decided & confirmed]
     depth[measured] = swept[measured]
-    sigma = np.where(measured, sigma, UNMEASURED)
+    sigma = np.where(measured, sigma, rest)
     return DenseDepth(
         depth, np.where(np.isfinite(depth), sigma, np.nan).astype(np.float32), measured
     )
 
 
-def smooth_correction(
-    network: FloatImage, log: FloatImage, measured: NDArray[np.bool_]
+def _match_sigma(agree: Array, disparity: Array) -> Array:
+    """Returns the deviation of measured log depth [h, w] by the matches and by the poses."""
+    information = (np.where(agree > 0, disparity, 0) ** 2).sum(axis=0) / PIXEL_NOISE**2
+    # The match of the view itself is in all of them: more neighbours do not remove its noise.
+    return np.sqrt(2 / np.maximum(information, 1e-12) + _pose_variance(agree, disparity))
+
+
+def _pose_variance(agree: Array, disparity: Array) -> float:
+    """Returns the variance of log depth by wrong poses: by what views differ more than matches do.
+
+    Neighbours share a part of the error of poses, so that what they differ by is less than it.
+    """
+    excess = []
+    for close, pixels in zip(agree, disparity, strict=True):
+        apart = (1 - close) * _tolerance(pixels)
+        seen = (close != 0) & (apart < GROSS)
+        if seen.sum() > LEAST_SEEN:
+            usual = max(MATCH, MATCH_PX / float(np.median(pixels[seen])))
+            excess.append(max(0.0, (1.48 * float(np.median(apart[seen]))) ** 2 - usual**2))
+    return POSE_SHARE * float(np.median(excess)) if excess else 0.0
+
+
+def _rest_sigma(
+    depth: FloatImage, swept: FloatImage, unconfirmed: NDArray[np.bool_], known: NDArray[np.bool_]
 ) -> FloatImage:
-    """Returns the log correction [h, w] of pixels by measured ones near them, in image and depth.
+    """Returns the deviation of corrected log depth [h, w], at edges of depth and elsewhere.
+
+    By what was found there but not confirmed: measured pixels are where depth is easy, and say
+    too little of the others.
+    """
+    log = np.log(np.where(known, depth, np.median(depth[known]))).astype(np.float32)
+    kernel = np.ones((EDGE_PX, EDGE_PX), np.uint8)
+    edge = cv2.dilate(log, kernel) - cv2.erode(log, kernel) > EDGE_STEP
+    out = np.full(depth.shape, UNMEASURED, np.float32)
+    for there in (edge, ~edge):
+        ones = unconfirmed & there
+        if ones.sum() > LEAST_SEEN:
+            error = np.log(swept[ones]) - log[ones]
+            out[there] = max(LEAST_SIGMA, float(np.sqrt(np.mean(error**2))))
+    return out
+
+
+def _measured(
+    known: NDArray[np.bool_], swept: FloatImage, agree: NDArray[np.bool_], disparity: Array
+) -> NDArray[np.bool_]:
+    """Returns where enough neighbours agree [h, w]; nowhere if they may do so by chance."""
+    decided = known & np.isfinite(swept)
+    measured = decided & (agree.sum(axis=0) >= AGREEING)
+    steps = np.full(swept.shape, -32768, np.int16)
+    steps[measured] = np.clip(np.log(swept[measured]) * 1000, -30000, 30000)
+    cv2.filterSpeckles(steps, -32768, SPECKLE, 1000 * SPECKLE_STEP)
+    measured &= steps > -32768
+    could = decided & ((disparity >= LEAST_DISPARITY).sum(axis=0) >= AGREEING)
+    if measured.sum() < max(LEAST_SHARE * known.sum(), LEAST_CONFIRMED * could.sum()):
+        measured[:] = False
+    return measured
+
+
+def smooth_correction(
+    network: FloatImage, log: FloatImage, measured: NDArray[np.bool_], wanted: NDArray[np.bool_]
+) -> FloatImage:
+    """Returns the log correction [h, w] of wanted pixels by measured ones near them, in image and
+    depth.
 
     A bilateral grid (Chen, Paris and Durand 2007); far from what is measured, coarser ones.
     """
@@ -123,8 +204,8 @@ def smooth_correction(
     level = np.log(network)
     level = (level - level.min()) / BIN
     v, u = np.mgrid[0:height, 0:width].astype(np.float32)
-    out, missing = np.zeros_like(log), np.ones(log.shape, bool)
-    for scale in (1, 2, 4, 8, 16, 64):
+    out, missing = np.zeros_like(log), wanted.copy()
+    for scale in SCALES:
         at = [v / (CELL * scale) + 1, u / (CELL * scale) + 1, level / scale + 1]
         shape = [int(a.max()) + 3 for a in at]
         flat = np.ravel_multi_index([np.rint(a[measured]).astype(int) for a in at], shape)

@@ -46,7 +46,7 @@ def corrected_depth(
     found = np.isfinite(log) & known
     if found.sum() < LEAST_SHARE * known.sum():
         return None
-    smooth = smooth_correction(np.where(known, depth, np.float32(1)), log, found)
+    smooth = smooth_correction(np.where(known, depth, np.float32(1)), log, found, known)
     out = np.where(known, depth * np.exp(smooth), depth).astype(np.float32)
     before, after = mismatch(view, keyframe.view, np.stack([depth, out]))
     return out if after < BETTER * before else None

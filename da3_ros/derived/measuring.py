@@ -44,6 +44,11 @@ class Measurable:
     confidence: FloatImage  # [h, w]
 
     @property
+    def valid(self) -> NDArray[np.bool_]:
+        """Pixels [h, w] that show the scene: not masked, and with a source in the image."""
+        return np.asarray(~np.isnan(self.depth))
+
+    @property
     def known(self) -> NDArray[np.bool_]:
         """Pixels [h, w] with depth."""
         return np.isfinite(self.depth) & (self.depth > 0)
@@ -205,7 +210,8 @@ class _Posed:
         depth = keyframe.depth * np.float32(unit)
         known = depth[keyframe.known]
         median = float(np.median(known)) if known.size else 0.0
-        view = SweepView(grey_of(keyframe.image), keyframe.K, T_local_camera)
+        valid = None if keyframe.valid.all() else keyframe.valid
+        view = SweepView(grey_of(keyframe.image), keyframe.K, T_local_camera, valid)
         return _Posed(view, depth, median, unit, keyframe.chain)
 
 

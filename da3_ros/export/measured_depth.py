@@ -158,7 +158,9 @@ class _Component:
         small = cv2.resize(keyframe.image, (width, height), interpolation=cv2.INTER_AREA)
         grey = np.asarray(cv2.cvtColor(small, cv2.COLOR_RGB2GRAY), np.float32) / np.float32(255)
         depth = keyframe.depth * np.float32(self._ones[k].T_map_submap.scale)
-        return SweepView(grey, keyframe.pose.K, self._T[k]), depth
+        valid = ~np.isnan(depth)  # not masked, and with a source in the image
+        shown = None if valid.all() else valid
+        return SweepView(grey, keyframe.pose.K, self._T[k], shown), depth
 
     def _file(self, k: int) -> Path:
         return Path(self._folder.name) / f"{k}.npz"

@@ -79,28 +79,35 @@ def test_measured_depth_is_several_times_better_on_most_pixels():
         ratios.append(before[at].mean() / after[at].mean())
         all_ratios.append(before[known].mean() / after[known].mean())
     assert len(shares) == len(frames)
-    assert np.mean(shares) > 0.6
+    off = [
+        (errors(dense.depth, frames[k].depth) > 0.05)[dense.measured]
+        for k, dense in of_room().items()
+    ]
+    assert np.concatenate(off).mean() < 0.01  # most of what is off is beside edges of depth
+    assert np.mean(shares) > 0.5
     assert np.mean(ratios) > 4
     assert min(all_ratios) > 1.3
 
 
-def test_the_stated_deviation_is_that_of_the_error():
-    frames = room()[0]
+@pytest.mark.parametrize("where", ["measured", "elsewhere"])
+@pytest.mark.parametrize(("seed", "walk"), [(91, "loop"), (78, "handheld")])
+def test_the_stated_deviation_is_that_of_the_error(where, seed, walk):
+    frames = room(seed, walk)[0]
     squares = [
         errors(dense.depth, frames[k].depth)[at] ** 2 / dense.sigma[at] ** 2
-        for k, dense in of_room().items()
-        if (at := dense.measured & np.isfinite(frames[k].depth)).any()
+        for k, dense in of_room(seed, walk).items()
+        for at in [(dense.measured == (where == "measured")) & np.isfinite(frames[k].depth)]
     ]
-    assert 0.1 < np.mean(np.concatenate(squares)) < 4
+    assert 0.3 < np.mean(np.concatenate(squares)) < 3
 
 
 def test_exact_depth_stays_exact():
     frames, views, _ = room()
     exact = [np.where(np.isfinite(f.depth), f.depth, 30).astype(np.float32) for f in frames]
-    dense = measured(views, exact)[MIDDLE]
-    at = dense.measured
-    assert at.mean() > 0.5
-    assert np.median(errors(dense.depth, exact[MIDDLE])[at]) < 0.005  # a twentieth of a pixel
+    found = measured(views, exact)
+    off = [errors(dense.depth, exact[k])[dense.measured] for k, dense in found.items()]
+    assert np.mean([dense.measured.mean() for dense in found.values()]) > 0.5
+    assert np.median(np.concatenate(off)) < 0.003  # a twentieth of a pixel
 
 
 def test_sky_is_not_measured():
@@ -108,7 +115,7 @@ def test_sky_is_not_measured():
     found = of_room(78, "handheld")
     sky = [dense.measured[np.isinf(frames[k].depth)] for k, dense in found.items()]
     assert sum(map(len, sky)) > 1000
-    assert np.concatenate(sky).mean() < 0.15
+    assert np.concatenate(sky).mean() < 0.05  # the pixels of window frames' edges
 
 
 def test_exposure_changes_nothing():
@@ -159,6 +166,64 @@ def test_a_few_pixels_that_agree_by_chance_change_nothing():
     dense = dense_depth(given, 1.2 * given, agree, np.full(agree.shape, 20.0))
     np.testing.assert_array_equal(dense.depth, given)
     assert not dense.measured.any()
+
+
+def agreeing(share):
+    """Depth of 2 found where the network has 1.8; two neighbours agree on a share of the rows."""
+    network = np.full((60, 80), 1.8, np.float32)
+    agree = np.zeros((2, 60, 80), np.float32)
+    agree[:, : int(60 * share)] = 1.0
+    return network, np.full_like(network, 2.0), agree, np.full(agree.shape, 20.0, np.float32)
+
+
+def test_a_speckle_of_another_depth_is_not_measured():
+    network, swept, agree, disparity = agreeing(0.8)
+    swept[10:14, 10:14] = 1.5
+    dense = dense_depth(network, swept, agree, disparity)
+    assert dense.measured[:48].sum() == 48 * 80 - 16
+    assert not dense.measured[10:14, 10:14].any()
+
+
+def test_what_one_neighbour_confirms_is_not_called_measured_but_taken():
+    network, swept, agree, disparity = agreeing(0.5)
+    agree[0, 40:50], swept[40:50] = 1.0, 2.1
+    dense = dense_depth(network, swept, agree, disparity)
+    assert not dense.measured[40:].any()
+    np.testing.assert_array_equal(dense.depth[40:50], swept[40:50])
+    np.testing.assert_allclose(dense.depth[50:], 2.0, rtol=1e-5)  # as corrected
+
+
+def test_depth_that_few_of_those_who_could_confirm_is_not_measured():
+    network, swept, agree, disparity = agreeing(0.08)
+    assert not dense_depth(network, swept, agree, disparity).measured.any()
+    swept[8:] = np.nan  # nothing to confirm there
+    assert dense_depth(network, swept, agree, disparity).measured.any()
+
+
+def test_neighbours_that_hardly_move_a_pixel_confirm_nothing():
+    _, views, given = room()
+    depth = given[MIDDLE]
+    others = [(views[MIDDLE], depth)] * 2
+    for disparity, expected in ((3.0, 0), (10.0, 1)):
+        agree = agreement(views[MIDDLE], depth, others, np.full((2, *depth.shape), disparity))
+        np.testing.assert_allclose(agree[:, 1:-1, 1:-1], expected, atol=1e-3)
+
+
+def test_wrong_poses_are_in_the_stated_deviation():
+    """By half a per cent of the depth: neighbours differ by more than matches do."""
+    frames, views, given = room()
+    rng, moved = np.random.default_rng(0), []
+    for view in views:
+        T, move = view.T_frame_camera.copy(), rng.standard_normal(3)
+        T[:3, 3] += 0.015 * move / np.linalg.norm(move)
+        moved.append(dataclasses.replace(view, T_frame_camera=T))
+    squares = [
+        (errors(dense.depth, frames[k].depth)[at] / dense.sigma[at]) ** 2
+        for k, dense in measured(moved, given).items()
+        for at in [dense.measured & np.isfinite(frames[k].depth)]
+    ]
+    print("NEES", np.mean(np.concatenate(squares)), len(np.concatenate(squares)))
+    assert 0.3 < np.mean(np.concatenate(squares)) < 3
 
 
 def test_views_of_several_sizes_are_refused():

@@ -58,7 +58,7 @@ def test_measured_depth_brings_the_cloud_to_the_rooms_surfaces(replayed, caplog)
         for name, options in (("network", ["--network-depth"]), ("measured", ["--measure-depth"]))
     ]
     (share,) = re.findall(r"measured by the images: (\d+) %", caplog.text)
-    assert int(share) > 40
+    assert int(share) > 30
     network, measured = errors
     assert measured.points > network.points / 3
     assert measured.median_m < network.median_m / 1.3
