@@ -22,8 +22,8 @@ from dense_scenes import (
 )
 from refinement_recordings import WINDOW, projection, true_poses
 
-from da3_ros.derived.dense_depth import agreement, dense_depth
-from da3_ros.derived.plane_sweep import SweepView, sweep
+from da3_ros.derived.dense_depth import agreement, confirmed_depth, search_depth
+from da3_ros.derived.plane_sweep import SweepView
 from da3_ros.recordings import open_recording
 from da3_ros.synthetic import SyntheticCamera, SyntheticFrame
 from da3_ros.types import Array, FloatImage, Image
@@ -267,22 +267,20 @@ def swept(
     against right."""
     views = [SweepView(_grey(f.image).astype(np.float32) / 255, f.K, f.T_room_camera)
              for f in frames]  # fmt: skip
-    depths, disparities, seconds = [], [], 0.0
+    start, found = time.perf_counter(), []
     for k, view in enumerate(views):
-        start = time.perf_counter()
-        found = sweep(view, [v for j, v in enumerate(views) if j != k], given[k])
-        depth = given[k] * np.exp(found.log_factor.numpy())
-        depths.append(np.where(found.distinct.numpy(), depth, np.nan).astype(np.float32))
-        seconds += (time.perf_counter() - start) / len(views)
-        disparities.append(found.disparity.numpy())
-    start = time.perf_counter()
-    others = list(zip(views[1:], depths[1:], strict=True))
-    agree = agreement(views[0], depths[0], others, disparities[0])
-    dense = dense_depth(given[0], depths[0], agree, disparities[0])
+        others = [v for j, v in enumerate(views) if j != k]
+        found.append(search_depth(view, others, given[k]))
+    seconds, start = (time.perf_counter() - start) / len(views), time.perf_counter()
+    neighbours = dict(enumerate(zip(views[1:], found[1:], strict=True)))
+    dense = confirmed_depth(views[0], given[0], found[0], neighbours)
     seconds += time.perf_counter() - start
-    if len(others) == 1:
-        return depths[0], agree[0], seconds
-    return dense.depth, dense.measured, seconds
+    if len(views) > 2:
+        return dense.depth, dense.measured, seconds
+    swept = np.where(found[0].decided, found[0].depth, np.float32(np.nan))
+    disparity = found[0].disparity.astype(np.float32)
+    agree = agreement(views[0], swept, [(views[1], found[1].depth)], disparity)
+    return swept, agree[0] > 0, seconds
 
 
 def _errors(

@@ -7,13 +7,14 @@ around them: near in the image and in depth, so that nothing is carried across a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from da3_ros.derived.plane_sweep import SweepView
+from da3_ros.derived.plane_sweep import SweepView, sweep
 from da3_ros.geometry.projection import backproject
 from da3_ros.types import Array, DenseDepth, FloatImage
 
@@ -27,7 +28,7 @@ AGREEING = 2  # neighbours
 LEAST_DISPARITY = 4.0  # pixels per unit of log depth: with less, all depths agree
 LEAST_SHARE = 0.05  # of a view: fewer pixels say nothing of the others
 # Of the pixels that neighbours could confirm: fewer agree by chance where poses are wrong.
-LEAST_CONFIRMED = 0.1
+LEAST_CONFIRMED = 0.15
 SPECKLE, SPECKLE_STEP = 25, 0.04  # pixels; step of log depth to what is around
 PIXEL_NOISE = 0.22  # of a match, pixels
 CELL, BIN = 12, 0.12  # of the correction: pixels, and log depth
@@ -68,6 +69,50 @@ def choose_neighbours(
         if inside.mean() >= OVERLAP:
             scored.append((abs(np.log(baseline[j] / BEST_BASELINE)), j))
     return [j for _, j in sorted(scored)[:MOST]]
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """What the search in one view has found."""
+
+    depth: FloatImage  # [h, w]; NaN where it says nothing, also of what neighbours have found
+    decided: NDArray[np.bool_]  # [h, w] where the images decide it; less than where it is finite
+    disparity: NDArray[np.float16]  # [N, h, w] pixels in each neighbour per unit of log depth
+
+    def scaled(self, unit: float) -> Search:
+        """Returns it with lengths ``unit`` times as long."""
+        return replace(self, depth=self.depth * np.float32(unit))
+
+
+def search_depth(
+    view: SweepView, neighbours: Sequence[SweepView], network: FloatImage, device: str = "cpu"
+) -> Search:
+    """Returns what the images say around the network's depth [h, w]."""
+    known = np.isfinite(network) & (network > 0)
+    given = np.where(known, network, np.median(network[known])).astype(np.float32)
+    swept = sweep(view, neighbours, given, device=device)
+    depth = (given * np.exp(swept.log_factor.cpu().numpy())).astype(np.float32)
+    # Without bound at the plane of a neighbour's camera, which a car drives through.
+    disparity = np.minimum(swept.disparity.cpu().numpy(), np.finfo(np.float16).max)
+    return Search(
+        np.where(known & swept.confirms.cpu().numpy(), depth, np.float32(np.nan)),
+        known & swept.distinct.cpu().numpy(), disparity.astype(np.float16),
+    )  # fmt: skip
+
+
+def confirmed_depth(
+    view: SweepView, network: FloatImage, own: Search,
+    neighbours: Mapping[int, tuple[SweepView, Search]],
+) -> DenseDepth:  # fmt: skip
+    """Returns depth as ``dense_depth``: measured where neighbours confirm what was decided.
+
+    neighbours: those that were searched too, by their number in the view's own search.
+    """
+    disparity = own.disparity[list(neighbours)].astype(np.float32)
+    swept = np.where(own.decided, own.depth, np.float32(np.nan))
+    others = [(other, search.depth) for other, search in neighbours.values()]
+    agree = agreement(view, swept, others, disparity)
+    return dense_depth(network, swept, agree, disparity)
 
 
 def agreement(

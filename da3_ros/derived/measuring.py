@@ -15,8 +15,13 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from da3_ros.derived.dense_depth import agreement, choose_neighbours, dense_depth
-from da3_ros.derived.plane_sweep import SweepView, grey_of, sweep
+from da3_ros.derived.dense_depth import (
+    Search,
+    choose_neighbours,
+    confirmed_depth,
+    search_depth,
+)
+from da3_ros.derived.plane_sweep import SweepView, grey_of
 from da3_ros.geometry.projection import resize_K
 from da3_ros.types import Array, DenseDepth, FloatImage, Image
 
@@ -55,12 +60,11 @@ class Measurable:
 
 
 @dataclass(frozen=True, eq=False)
-class Search:
-    """What a search has found."""
+class Searched:
+    """What the search of a keyframe has found."""
 
     neighbours: tuple[int, ...]  # ids
-    depth: FloatImage  # [h, w] unit of the submap; NaN where the images say nothing
-    disparity: NDArray[np.float16]  # [N, h, w] pixels per unit of log depth
+    search: Search  # unit of the submap
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,14 +74,14 @@ class Measured:
     keyframe: Measurable
     dense: DenseDepth | None  # None: nothing is measured
     stays: bool  # whether it was the last time
-    found: int = 0  # pixels in which the search found depth, confirmed or not
+    found: int = 0  # pixels in which the search decided depth, confirmed or not
 
 
 @dataclass(frozen=True, eq=False)
 class JobResult:
     """What a job has found."""
 
-    searches: Mapping[int, Search]
+    searches: Mapping[int, Searched]
     measured: Sequence[Measured]
 
 
@@ -92,7 +96,7 @@ class _Entry:
     later: int = 0  # keyframes of its chain that came after it
     searches: int = 0
     searched_at: int = -1  # ``later`` at the newest search
-    search: Search | None = None
+    search: Searched | None = None
     stays: bool = False
     is_dropped: bool = False  # no time for it
 
@@ -115,7 +119,7 @@ class DepthMeasurement:
             k, c, s = e.keyframe, e.compared, e.search
             arrays += [k.image, k.depth, k.confidence]
             arrays += [] if c is k else [c.image, c.depth]
-            arrays += [] if s is None else [s.depth, s.disparity]
+            arrays += [] if s is None else [s.search.depth, s.search.decided, s.search.disparity]
         return sum(a.nbytes for a in arrays if a is not None)
 
     def add(self, keyframe: Measurable) -> None:
@@ -238,7 +242,7 @@ class MeasureJob:
     keyframes: Mapping[int, Measurable]
     compared: Mapping[int, Measurable]  # themselves, or smaller
     posed: Mapping[int, _Posed]
-    found: Mapping[int, Search]  # earlier searches
+    found: Mapping[int, Searched]  # earlier searches
     due: Mapping[int, tuple[int, ...]]  # neighbours of the keyframes to be searched
     last: Sequence[int]  # ids of keyframes whose depth stays
 
@@ -254,31 +258,22 @@ class MeasureJob:
         """Returns that nothing is measured."""
         return JobResult({}, [Measured(self.keyframes[id], None, True) for id in self.last])
 
-    def _search(self, id: int, ids: tuple[int, ...], device: str) -> Search:
-        one = self.posed[id]
-        known = self.compared[id].known
-        given = np.where(known, one.depth, np.float32(one.median))
-        swept = sweep(one.view, [self.posed[j].view for j in ids], given, device=device)
-        depth = given * np.exp(swept.log_factor.cpu().numpy()) / np.float32(one.unit)
-        depth = np.where(known & swept.distinct.cpu().numpy(), depth, np.float32(np.nan))
-        disparity = np.minimum(swept.disparity.cpu().numpy(), np.finfo(np.float16).max)
-        return Search(ids, depth, disparity.astype(np.float16))
+    def _search(self, id: int, ids: tuple[int, ...], device: str) -> Searched:
+        one, views = self.posed[id], [self.posed[j].view for j in ids]
+        return Searched(ids, search_depth(one.view, views, one.depth, device).scaled(1 / one.unit))
 
-    def _measure(self, id: int, found: Mapping[int, Search]) -> Measured:
-        keyframe, search, stays = self.keyframes[id], found.get(id), id in self.last
-        if search is None or id not in self.posed:
+    def _measure(self, id: int, found: Mapping[int, Searched]) -> Measured:
+        keyframe, own, stays = self.keyframes[id], found.get(id), id in self.last
+        if own is None or id not in self.posed:
             return Measured(keyframe, None, stays)
         one = self.posed[id]
-        there = [(n, j) for n, j in enumerate(search.neighbours) if j in found and j in self.posed]
-        disparity = search.disparity[[n for n, _ in there]].astype(np.float32)
-        others = [
-            (self.posed[j].view, found[j].depth * np.float32(self.posed[j].unit))
-            for _, j in there
-        ]  # fmt: skip
-        swept = search.depth * np.float32(one.unit)
-        agree = agreement(one.view, swept, others, disparity)
-        dense = dense_depth(one.depth, swept, agree, disparity)
-        pixels = int(np.isfinite(search.depth).sum())
+        neighbours = {
+            n: (self.posed[j].view, found[j].search.scaled(self.posed[j].unit))
+            for n, j in enumerate(own.neighbours)
+            if j in found and j in self.posed
+        }
+        dense = confirmed_depth(one.view, one.depth, own.search.scaled(one.unit), neighbours)
+        pixels = int(own.search.decided.sum())
         if not dense.measured.any():
             return Measured(keyframe, None, stays, pixels)
         dense = replace(dense, depth=dense.depth / np.float32(one.unit))

@@ -43,7 +43,7 @@ P1, P2, EDGE = 0.03, 0.5, 0.04
 # A result is distinct where the mean correlation over the better half is over the first; by so
 # much over that of infinity, else it may be sky, or bare; and over that of all other depths of
 # the range that are so far away. Probes: of those depths.
-LEAST_CORRELATION, DISTINCT, UNIQUE, APART_PX, PROBES = 0.5, 0.05, 0.02, 6.0, 24
+LEAST_CORRELATION, DISTINCT, UNIQUE, APART_PX, PROBES = 0.3, 0.05, 0.02, 6.0, 24
 JUMP, SLANT = 0.05, 0.03  # of log depth: another surface, and most of what slant adds to it
 SMALL_SHARE = 0.8  # least correlation of small windows over that of texture with noise
 NOISE_LEAST = 2 * NOISE  # of both images
@@ -68,6 +68,7 @@ class Swept:
     correlation: Tensor  # [N, H, W] of each neighbour there; NaN where it does not see
     disparity: Tensor  # [N, H, W] pixels in the neighbour per unit of log depth
     distinct: Tensor  # [H, W] whether the images agree there, and clearly less elsewhere
+    confirms: Tensor  # [H, W] less strict: whether it can confirm what a neighbour found
 
 
 @dataclass(frozen=True, eq=False)
@@ -310,16 +311,15 @@ def sweep(
     # Smooth costs of so small steps are more exact than the paths' steps between hypotheses.
     inverse = inverse * torch.exp(-_minimum(box(box(cost)), offsets))
     found = torch.log(given / inverse)
-    correlation, here, distinct = _compared(level, inverse)
+    correlation, here, nearer = _compared(level, inverse)
     disparity = _disparity(level, inverse, view.grey.shape)
-    distinct &= (
-        (found.abs() < 0.9 * reach) & _on_its_side(level, inverse, here) & _centred(level.grey)
-    )
-    distinct &= _unique(levels[1], inverse, disparity, reach)
+    confirms = nearer & (found.abs() < 0.9 * reach) & _centred(level.grey)
+    confirms &= _unique(levels[1], inverse, disparity, reach)
     clear = _open_windows(view, view.grey.shape, on)
     if clear is not None:
-        distinct &= clear[0, 0] > 0
-    return Swept(found, correlation, disparity, distinct)
+        confirms &= clear[0, 0] > 0
+    distinct = confirms & (here > LEAST_CORRELATION) & _on_its_side(level, inverse, here)
+    return Swept(found, correlation, disparity, distinct, confirms)
 
 
 def sweep_bytes(size: tuple[int, int], neighbours: int) -> int:
@@ -352,12 +352,12 @@ def _small(x: Tensor, level: _Level) -> Tensor:
 
 
 def _compared(level: _Level, inverse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the correlations [N, h, w], the mean of the better half [h, w] and whether it is
-    good, and better than infinitely far away."""
+    """Returns the correlations [N, h, w], the mean of the better half [h, w] and whether that is
+    better than infinitely far away."""
     both = _correlations(level, torch.stack([inverse, 1e-3 * inverse]))
     correlation = torch.where(both[:, 0] > UNSEEN, both[:, 0], math.nan)
     here, there = _better_half(list(both))
-    return correlation, 1 - here, (here < there - DISTINCT) & (here < 1 - LEAST_CORRELATION)
+    return correlation, 1 - here, here < there - DISTINCT
 
 
 def _on_its_side(level: _Level, inverse: Tensor, correlation: Tensor) -> Tensor:

@@ -10,14 +10,18 @@ from typing import Protocol
 import cv2
 import numpy as np
 
-from da3_ros.derived.dense_depth import agreement, choose_neighbours, dense_depth
-from da3_ros.derived.plane_sweep import SweepView, sweep
+from da3_ros.derived.dense_depth import (
+    Search,
+    choose_neighbours,
+    confirmed_depth,
+    search_depth,
+)
+from da3_ros.derived.plane_sweep import SweepView
 from da3_ros.export.selection import ExportError, Progress, silent
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.keyframe import Keyframe
 from da3_ros.types import Array, DenseDepth, FloatImage
 
-MOST_DISPARITY = 60_000.0  # pixels per unit of log depth, which float16 holds
 LEAST_SIDE = 56  # pixels; smaller depth has too little in it to compare
 
 
@@ -125,31 +129,28 @@ class _Component:
         if len(near) < 2:
             return
         view, depth = self._view(k)
-        known = np.isfinite(depth) & (depth > 0)
-        given = np.where(known, depth, self._median[k]).astype(np.float32)
-        found = sweep(view, [self._view(j)[0] for j in near], given)
-        swept = given * np.exp(found.log_factor.numpy())
+        found = search_depth(view, [self._view(j)[0] for j in near], depth)
         np.savez(
-            self._file(k),
-            swept=np.where(known & found.distinct.numpy(), swept, np.nan).astype(np.float32),
-            # Without bound at the plane of a neighbour's camera, which a car drives through.
-            disparity=np.minimum(found.disparity.numpy(), MOST_DISPARITY).astype(np.float16),
-        )  # fmt: skip
+            self._file(k), depth=found.depth, decided=found.decided, disparity=found.disparity
+        )
         self._neighbours[k] = near
 
     def finish(self, k: int, out: MeasuredDepth) -> None:
         """Adds what of a keyframe's depth its neighbours confirm."""
-        near = [(n, j) for n, j in enumerate(self._neighbours.get(k, ())) if j in self._neighbours]
+        near = {
+            n: j for n, j in enumerate(self._neighbours.get(k, ())) if j in self._neighbours
+        }  # fmt: skip
         one, (view, depth) = self._ones[k], self._view(k)
         if not near:
             out.note_unmeasured(depth)
             return
+        neighbours = {n: (self._view(j)[0], self._search(j)) for n, j in near.items()}
+        dense = confirmed_depth(view, depth, self._search(k), neighbours)
+        out.add(one.key, dense, one.T_map_submap.scale)
+
+    def _search(self, k: int) -> Search:
         with np.load(self._file(k)) as data:
-            swept, disparity = data["swept"], data["disparity"].astype(np.float32)
-        disparity = disparity[[n for n, _ in near]]
-        others = [(self._view(j)[0], np.load(self._file(j))["swept"]) for _, j in near]
-        agree = agreement(view, swept, others, disparity)
-        out.add(one.key, dense_depth(depth, swept, agree, disparity), one.T_map_submap.scale)
+            return Search(data["depth"], data["decided"], data["disparity"])
 
     def _view(self, k: int) -> tuple[SweepView, FloatImage]:
         """Returns a keyframe at the size of its depth, and its depth in units of the scene."""

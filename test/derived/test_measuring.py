@@ -214,7 +214,7 @@ def test_smaller_images_give_most_of_the_correction():
     before, after = np.mean(errors, axis=0)
     assert after < before / 2
     (search, *_) = [e.search for e in log.measurement._entries.values() if e.search]
-    assert max(search.depth.shape) == SIZE[0] // 2
+    assert max(search.search.depth.shape) == SIZE[0] // 2
 
 
 def test_it_gives_the_same_twice():

@@ -202,7 +202,7 @@ def test_wrong_poses_measure_nearly_nothing(seed, moved, turned_deg):
         image = cv2.cvtColor(frame.image, cv2.COLOR_RGB2GRAY).astype(np.float32) / 255
         views.append(SweepView(image, frame.K, T))
         given.append(wrong(np.where(np.isfinite(frame.depth), frame.depth, 9), i))
-    assert share(measured(views, given)) < 0.01
+    assert share(measured(views, given)) < 0.015
 
 
 def test_masked_pixels_are_not_measured_and_not_compared():

@@ -145,7 +145,7 @@ def test_a_scene_without_keyframes_says_why(tmp_path, capsys):
 def test_a_replay_has_measured_and_stored_depth(replayed):
     report = json.loads((replayed / "out" / "report.json").read_text())["dense"]
     assert report["keyframes_measured"] == report["keyframes"] > 3
-    assert report["share_measured"] > 0.4
+    assert report["share_measured"] > 0.3
     assert 0.4 < report["agreement"] <= 1
     times = json.loads((replayed / "out" / "measured.json").read_text())
     assert times["dense_s_per_keyframe"] > 0

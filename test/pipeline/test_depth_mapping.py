@@ -77,7 +77,7 @@ def test_most_of_the_map_is_measured_and_nearer_to_the_room():
     assert so_far.keyframes == sum(r.keyframe for r in with_dense()[1])
     assert so_far.share > 0.5
     assert 0.5 < so_far.agreement <= 1
-    assert measured.points > 0.7 * network.points
+    assert measured.points > 0.6 * network.points
     assert measured.median_m < network.median_m / 1.5
     assert without()[0].scene_map.dense.so_far.keyframes == 0
 
@@ -192,7 +192,7 @@ def test_a_failed_measurement_costs_no_frame(monkeypatch, caplog):
     def fails(*args, **kwargs):
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr(measuring, "sweep", fails)
+    monkeypatch.setattr(measuring, "search_depth", fails)
     pipeline, results = run(opened())
     assert len(results) == FRAMES
     assert pipeline.counters["keyframes_depth_failed"] > 3
@@ -247,7 +247,7 @@ def test_an_interrupted_measurement_is_no_hang(monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as during:
-        during.setattr(measuring, "sweep", interrupted)
+        during.setattr(measuring, "search_depth", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(pipeline, frames[6:])
     pipeline.scene_map.finish_depth()

@@ -5,8 +5,8 @@ from dataclasses import replace
 import cv2
 import numpy as np
 
-from da3_ros.derived.dense_depth import agreement, choose_neighbours, dense_depth
-from da3_ros.derived.plane_sweep import SweepView, sweep
+from da3_ros.derived.dense_depth import choose_neighbours, confirmed_depth, search_depth
+from da3_ros.derived.plane_sweep import SweepView
 
 SIZE = (168, 126)
 K = np.array([[150.0, 0, 84], [0, 150, 63], [0, 0, 1]])
@@ -109,19 +109,16 @@ def neighbours(views, depths):
 
 def measured(views, given, near=None):
     """The measured depth of views, by index; of neighbours as chosen, if not given."""
-    near, swept, disparity, out = near or neighbours(views, given), {}, {}, {}
-    for k, others in enumerate(near):
-        if len(others) > 1:
-            found = sweep(views[k], [views[j] for j in others], given[k])
-            depth = given[k] * np.exp(found.log_factor.numpy())
-            swept[k] = np.where(found.distinct.numpy(), depth, np.nan).astype(np.float32)
-            disparity[k] = found.disparity.numpy()
-    for k in swept:
-        pairs = [(n, j) for n, j in enumerate(near[k]) if j in swept]
-        rows = disparity[k][[n for n, _ in pairs]]
-        agree = agreement(views[k], swept[k], [(views[j], swept[j]) for _, j in pairs], rows)
-        out[k] = dense_depth(given[k], swept[k], agree, rows)
-    return out
+    near = near or neighbours(views, given)
+    found = {
+        k: search_depth(views[k], [views[j] for j in others], given[k])
+        for k, others in enumerate(near) if len(others) > 1
+    }  # fmt: skip
+    return {
+        k: confirmed_depth(views[k], given[k], own, {
+            n: (views[j], found[j]) for n, j in enumerate(near[k]) if j in found
+        }) for k, own in found.items()
+    }  # fmt: skip
 
 
 def inner(mask, pixels=6):
