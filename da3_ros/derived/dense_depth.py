@@ -41,6 +41,8 @@ LEAST_SIGMA, UNMEASURED = 0.01, 0.1
 # another surface. The variance of the error is so many times what is over that.
 MATCH, MATCH_PX, GROSS, POSE_SHARE = 0.0065, 0.12, 0.1, 2.0
 LEAST_SEEN = 100  # pixels, to estimate a deviation
+# Of the tolerance of agreement: so many times the usual difference, at most; none above the worst.
+WIDER, WIDEST, WORST = 2.0, 2.0, 1.2
 
 
 def choose_neighbours(
@@ -158,8 +160,9 @@ def dense_depth(
     """
     known = np.isfinite(network) & (network > 0)
     decided = known & np.isfinite(swept)
-    measured = _measured(known, swept, agree > 0, disparity)
-    sigma = _match_sigma(agree, disparity)
+    there = (agree != 0) & (agree > 1 - _widening(agree, disparity))
+    measured = _measured(known, swept, there, disparity)
+    sigma = _match_sigma(agree, there, disparity)
     depth, rest = network.copy(), np.full(network.shape, UNMEASURED, np.float32)
     if measured.any():
         log = np.zeros(network.shape, np.float32)
@@ -168,7 +171,7 @@ def dense_depth(
             np.where(known, network, 1.0), log, measured, known & ~measured
         )
         depth[known] = (network * np.exp(correction))[known]
-        confirmed = (agree > 0).any(axis=0)
+        confirmed = there.any(axis=0)
         rest = _rest_sigma(depth, swept, decided & ~confirmed, known)
         # What one neighbour confirms is not called measured, but better than what is carried.
         depth[decided & confirmed] = swept[decided & confirmed]
@@ -179,9 +182,24 @@ def dense_depth(
     )
 
 
-def _match_sigma(agree: Array, disparity: Array) -> Array:
-    """Returns the deviation of measured log depth [h, w] by the matches and by the poses."""
-    information = (np.where(agree > 0, disparity, 0) ** 2).sum(axis=0) / PIXEL_NOISE**2
+def _widening(agree: Array, disparity: Array) -> float:
+    """Returns by what factor the tolerance of agreement is larger: in real images matches, lenses
+    and poses are less exact than in rendered ones. Where views differ by much more, poses are
+    wrong, and it is not."""
+    apart = 1 - agree
+    seen = (agree != 0) & (apart * _tolerance(disparity) < GROSS)
+    if seen.sum() < LEAST_SEEN:
+        return 1.0
+    usual = float(np.median(apart[seen]))
+    return 1.0 if usual > WORST else min(max(1.0, WIDER * usual), WIDEST)
+
+
+def _match_sigma(agree: Array, there: NDArray[np.bool_], disparity: Array) -> Array:
+    """Returns the deviation of measured log depth [h, w] by the matches and by the poses.
+
+    there: [N, h, w] which neighbours confirm it.
+    """
+    information = (np.where(there, disparity, 0) ** 2).sum(axis=0) / PIXEL_NOISE**2
     # The match of the view itself is in all of them: more neighbours do not remove its noise.
     return np.sqrt(2 / np.maximum(information, 1e-12) + _pose_variance(agree, disparity))
 
