@@ -16,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from da3_ros.derived.dense_depth import (
+    MOST,
     Search,
     choose_neighbours,
     confirmed_depth,
     search_depth,
 )
-from da3_ros.derived.plane_sweep import SweepView, grey_of
+from da3_ros.derived.plane_sweep import SweepView, grey_of, sweep_bytes
 from da3_ros.geometry.projection import resize_K
 from da3_ros.types import Array, DenseDepth, FloatImage, Image
 
@@ -32,6 +33,19 @@ IDLE = 3  # windows without a keyframe after which one is searched anyway
 SEARCHES = 2  # of a keyframe, at most
 LEAST = 2  # neighbours
 LEAST_SIDE = 56  # pixels; smaller depth has too little in it to compare
+
+
+def measuring_bytes(size: tuple[int, int], most_side: int = 0) -> int:
+    """Returns the predicted peak memory of measuring keyframes of a size (width, height).
+
+    most_side: as of ``DepthMeasurement``.
+    """
+    width, height = size
+    scale = min(1.0, most_side / max(size)) if most_side else 1.0
+    compared = round(scale * width), round(scale * height)
+    kept = 11 * width * height  # image, depth and confidence
+    kept += (5 + 2 * MOST + 7 * (scale < 1)) * compared[0] * compared[1]
+    return sweep_bytes(compared, MOST) + KEPT * kept
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +104,7 @@ Poses = Callable[[Measurable], Pose | None]  # None: it is not known any more
 
 
 @dataclass(eq=False)
-class _Entry:
+class _Kept:
     keyframe: Measurable
     compared: Measurable  # itself, or smaller
     later: int = 0  # keyframes of its chain that came after it
@@ -107,7 +121,7 @@ class DepthMeasurement:
     def __init__(self, most_side: int = 0) -> None:
         """most_side: longest side of images that are compared, pixels; 0: any."""
         self._most_side = most_side
-        self._entries: dict[int, _Entry] = {}  # oldest first
+        self._entries: dict[int, _Kept] = {}  # oldest first
         self._chain = 0
         self._idle = 0  # windows since the newest keyframe
 
@@ -127,7 +141,7 @@ class DepthMeasurement:
         self._chain, self._idle = keyframe.chain, 0
         for entry in self._entries.values():
             entry.later += entry.keyframe.chain == self._chain
-        self._entries[keyframe.id] = _Entry(keyframe, _reduced(keyframe, self._most_side))
+        self._entries[keyframe.id] = _Kept(keyframe, _reduced(keyframe, self._most_side))
 
     def end_window(self) -> None:
         """Notes that a window has ended; without keyframes, the waiting ones are searched."""
@@ -182,7 +196,7 @@ class DepthMeasurement:
             if entry.stays and (id not in newest or entry.keyframe.chain != self._chain):
                 del self._entries[id]
 
-    def _is_due(self, entry: _Entry, ends: bool) -> bool:
+    def _is_due(self, entry: _Kept, ends: bool) -> bool:
         """Whether a keyframe is to be searched."""
         if entry.is_dropped or entry.stays or entry.searches >= SEARCHES:
             return False
@@ -193,7 +207,7 @@ class DepthMeasurement:
         ended = ends or entry.keyframe.chain != self._chain
         return ended or entry.later >= LATER or self._idle >= IDLE
 
-    def _is_last(self, entry: _Entry, ends: bool) -> bool:
+    def _is_last(self, entry: _Kept, ends: bool) -> bool:
         """Whether a keyframe's depth stays from now on."""
         ended = ends or entry.keyframe.chain != self._chain
         return not entry.stays and (ended or entry.later >= LAST)

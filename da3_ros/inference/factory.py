@@ -35,6 +35,7 @@ def open_networks(
         companion=metric_model.beside if metric_model else None,
         wait_for_engine=wait_for_engine,
         gaussians=config.splats.enabled,
+        dense=config.dense if config.dense.enabled and config.refinement.enabled else None,
     )
     return session, metric_model
 

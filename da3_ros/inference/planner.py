@@ -19,6 +19,8 @@ import torch
 
 from da3_ros.backends import BACKENDS
 from da3_ros.backends.interface import EngineMemory
+from da3_ros.config import DenseConfig
+from da3_ros.derived.measuring import measuring_bytes
 from da3_ros.inference.devices import SMALLER, Device
 from da3_ros.inference.memory_footprint import Footprint, Shape, footprint
 from da3_ros.inference.preprocess import fit_size
@@ -65,6 +67,7 @@ class Request:
     # Sizes (H, W) of other cameras' images in the network: each needs an engine of its own.
     other_sizes: tuple[tuple[int, int], ...] = ()
     gaussians: bool = False  # whether new views get Gaussians too
+    dense: DenseConfig | None = None  # of measuring keyframes' depth beside the windows; None: not
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ class Plan:
     weights: int
     prefix: int
     activations: int
-    fixed: int  # context and libraries, and weights of a companion model
+    fixed: int  # context and libraries, weights of a companion model, measuring depth
     reduced: tuple[str, ...] = ()  # reductions that change results
     backend: str = "torch"
 
@@ -354,10 +357,20 @@ def _plan(device: Device, request: Request, choice: _Settings, budget: int, fact
         weights=weights,
         prefix=needed.prefix * request.streams * kept_views(choice.window, new) // choice.window,
         activations=max(activations, _companion_activations(companion, height, width)),
-        fixed=SLACK + device.context() + (companion.weights if companion else 0),
+        fixed=SLACK
+        + device.context()
+        + (companion.weights if companion else 0)
+        + _dense(device, request, (width, height)),
         reduced=_reductions(request, choice),
         backend=choice.backend,
     )
+
+
+def _dense(device: Device, request: Request, size: tuple[int, int]) -> int:
+    """Bytes of measuring keyframes' depth, in the host's memory. size: (width, height)."""
+    if request.dense is None or not device.shares_host:
+        return 0
+    return measuring_bytes(size, request.dense.size)
 
 
 def kept_views(window: int, new: int) -> int:

@@ -45,6 +45,11 @@ class MeasuredSoFar:
             self.measured += 1
             self.measured_pixels += int(one.dense.measured.sum())
 
+    def add_job(self, seconds: float, searches: int) -> None:
+        """Adds the time of a job with this number of searches."""
+        self.seconds += seconds
+        self.searches += searches
+
     @property
     def share(self) -> float:
         """Share of the pixels with depth that are measured; 0 without any."""
@@ -141,8 +146,7 @@ class DepthMapping:
             return job.unmeasured()
         finally:
             seconds = time.perf_counter() - start
-            self.so_far.seconds += seconds
-            self.so_far.searches += len(job.due)
+            self.so_far.add_job(seconds, len(job.due))
             self._behind_s += seconds - 1e-3 * self.config.max_ms * len(job.due)
             self._behind_s = max(0.0, self._behind_s)
 

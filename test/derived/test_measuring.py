@@ -234,3 +234,16 @@ def test_it_gives_the_same_twice():
 def test_constants_fit_together():
     assert KEPT > LAST + 6  # neighbours of one that is decided on are still there
     assert measuring.SEARCHES == 2
+
+
+def test_memory_is_predicted():
+    """Of the keyframes that are kept; test_plane_sweep has that of a sweep."""
+    log, (ones, _, _) = Log(), keyframes()
+    for one in ones:
+        log.step(one)
+    held = log.measurement.nbytes
+    predicted = measuring.measuring_bytes(SIZE) - measuring.sweep_bytes(SIZE, measuring.MOST)
+    assert 0.6 * predicted < held < 1.1 * predicted
+    half = measuring.measuring_bytes(SIZE, SIZE[0] // 2)
+    assert half < 0.6 * measuring.measuring_bytes(SIZE)
+    assert measuring.measuring_bytes(SIZE, 1000) == measuring.measuring_bytes(SIZE)

@@ -48,7 +48,7 @@ ROOMS = {
     "export": {"derived", "geometry", "keyframe_store", "mapping", "splats"},
     "derived": {"geometry"},
     "synthetic": {"geometry", "inference", "mapping", "sensors"},
-    "inference": {"backends", "geometry", "network", "scale_sources"},
+    "inference": {"backends", "derived", "geometry", "network", "scale_sources"},
     "backends": {"network"},
     "sensors": {"geometry", "scale_sources"},
     "mapping": {"geometry", "keyframe_store", "scale_sources"},
