@@ -18,6 +18,7 @@ import itertools
 import sys
 import tempfile
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +44,7 @@ class Walk:
 
     calls: list[tuple[str, int, str]] = field(default_factory=list)
     following: bool = False
+    _by_thread: defaultdict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
     _files: dict[CodeType, str] = field(default_factory=dict)
 
     def __enter__(self) -> Walk:
@@ -66,13 +68,17 @@ class Walk:
 
     @property
     def switches(self) -> int:
-        """Number of calls in another file than the call before."""
-        return sum(a[0] != b[0] for a, b in itertools.pairwise(self.calls))
+        """Number of calls in another file than the call before in the same thread."""
+        return self._changes(str)
 
     @property
     def room_switches(self) -> int:
-        """Number of calls in another room than the call before."""
-        return sum(_room(a[0]) != _room(b[0]) for a, b in itertools.pairwise(self.calls))
+        """Number of calls in another room than the call before in the same thread."""
+        return self._changes(_room)
+
+    def _changes(self, of: Callable[[str], str]) -> int:
+        pairs = (p for files in self._by_thread.values() for p in itertools.pairwise(files))
+        return sum(of(a) != of(b) for a, b in pairs)
 
     def _note(self, frame: FrameType, event: str, _: Any) -> None:
         if not self.following or event != "call":
@@ -83,6 +89,7 @@ class Walk:
             file = self._files[code] = _counted(code)
         if file:
             self.calls.append((file, code.co_firstlineno, code.co_name))
+            self._by_thread[threading.get_ident()].append(file)
 
 
 def _counted(code: CodeType) -> str:

@@ -147,10 +147,6 @@ class DepthMeasurement:
         """Notes that a window has ended; without keyframes, the waiting ones are searched."""
         self._idle += 1
 
-    def clear(self) -> None:
-        """Forgets all keyframes: the map begins anew."""
-        self._entries.clear()
-
     def drop_waiting(self, most: int) -> int:
         """Keeps the newest ``most`` of the keyframes that wait for a search; returns how many are
         not searched therefore."""

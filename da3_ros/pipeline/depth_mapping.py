@@ -12,7 +12,6 @@ from da3_ros.config import DenseConfig
 from da3_ros.derived.measuring import (
     DepthMeasurement,
     JobResult,
-    Measurable,
     Measured,
     MeasureJob,
     Poses,
@@ -74,40 +73,31 @@ class DepthMapping:
         self.waits = True  # for each job, so that a recording always gives the same map
         self.so_far = MeasuredSoFar()
         self.newest: Measured | None = None  # the newest keyframe with measured pixels
-        self._measurement = DepthMeasurement(config.size)
+        self.measurement = DepthMeasurement(config.size)
         self._thread: ThreadPoolExecutor | None = None
         self._running: Future[JobResult] | None = None
         self._behind_s = 0.0  # time that earlier jobs have taken beyond ``dense.max_ms``
 
-    @property
-    def nbytes(self) -> int:
-        """Memory held, bytes."""
-        return self._measurement.nbytes
-
-    def add(self, keyframe: Measurable) -> None:
-        """Adds the newest keyframe; ``end_window`` returns its depth later, once or more."""
-        self._measurement.add(keyframe)
-
     def clear(self) -> None:
         """The map begins anew: what was found of the old one does not count."""
-        self._measurement.clear()
+        self.measurement = DepthMeasurement(self.config.size)
         self._running = self.newest = None
 
     def end_window(self, poses: Poses) -> list[Measured]:
         """Goes on after a window; returns what was found."""
-        self._measurement.end_window()
+        self.measurement.end_window()
         out = self._collect()
         if self._running is None:
             if not self.waits:
                 self._drop_late()
-            self._start(self._measurement.job(poses))
+            self._start(self.measurement.job(poses))
             out += self._collect()
         return out
 
     def finish(self, poses: Poses) -> list[Measured]:
         """Measures all keyframes that wait, with what there is; returns what was found."""
         out = self._collect(wait=True)
-        while (job := self._measurement.job(poses, ends=True)) is not None:
+        while (job := self.measurement.job(poses, ends=True)) is not None:
             self._start(job)
             out += self._collect(wait=True)
         return out
@@ -119,7 +109,7 @@ class DepthMapping:
         if limit_s and self._behind_s > 0:  # makes up for what earlier ones took
             self._behind_s -= limit_s
             room = 0
-        self.counters["keyframes_depth_skipped"] += self._measurement.drop_waiting(room)
+        self.counters["keyframes_depth_skipped"] += self.measurement.drop_waiting(room)
 
     def _start(self, job: MeasureJob | None) -> None:
         if job is None:
@@ -155,7 +145,7 @@ class DepthMapping:
         if self._running is None or not (wait or self.waits or self._running.done()):
             return []
         result, self._running = self._running.result(), None
-        self._measurement.take(result)
+        self.measurement.take(result)
         for one in result.measured:
             if one.stays:
                 self.so_far.add(one)

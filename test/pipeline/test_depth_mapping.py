@@ -209,7 +209,7 @@ def test_a_reset_forgets_what_is_measured():
         list(pipeline.push(to_frame(camera, f)))
     pipeline.reset()
     assert pipeline.scene_map.dense.newest is None
-    assert pipeline.scene_map.dense.nbytes == 0
+    assert pipeline.scene_map.dense.measurement.nbytes == 0
     results = [r for f in frames for r in pipeline.push(to_frame(camera, f))]
     list(pipeline.flush())
     assert len(results) == FRAMES
@@ -222,7 +222,7 @@ def test_it_is_off_without_refined_poses(off):
     camera, frames = walk()
     for f in frames[:8]:
         list(pipeline.push(to_frame(camera, f)))
-    assert pipeline.scene_map.dense.nbytes == 0
+    assert pipeline.scene_map.dense.measurement.nbytes == 0
 
 
 def test_nothing_is_measured_in_a_read_only_map():
