@@ -1,7 +1,8 @@
 """Renders the README's pictures: ``python docs/scene_picture.py [--exact] [--checkpoint DIR]``.
 
-docs/images/reconstruction.png: the demo's room as da3-tiny sees it without and with the refinement
-by feature tracks, beside the map of the same frames from exact depth and poses. With --exact
+docs/images/reconstruction.png: the demo's room as da3-tiny sees it alone, with poses refined by
+feature tracks, and with depth measured by images too, beside the map of the same frames from exact
+depth and poses. With --exact
 docs/images/scene.png instead: the map from windows of exact poses and depth with 1 % noise.
 """
 
@@ -23,7 +24,7 @@ from da3_ros.types import Frame, Image
 
 IMAGES = Path(__file__).parent / "images"
 EXACT = {"window.size": 6, "window.new": 2, "map.voxel_m": 0.03, "keyframe.parallax": 0.03}
-PANEL, GAP = (640, 640), 12
+PANEL, GAP = (560, 560), 12
 
 
 def run(pipeline: Pipeline, camera: SyntheticCamera) -> list[FramePair]:
@@ -55,19 +56,20 @@ def exact() -> Image:
 
 
 def reconstruction(checkpoint: str) -> Image:
-    """Renders the demo's room from the network, without and with refinement, beside that from
-    exact windows of equal size."""
-    off, on = (
+    """Renders the demo's room from the network, without and with refinement and measured depth,
+    beside that from exact windows of equal size."""
+    configs = [
         config_from_parameters(
-            {**PARAMETERS, "checkpoint": checkpoint, "refinement.enabled": refine}
+            {**PARAMETERS, "checkpoint": checkpoint, "refinement.enabled": refine,
+             "dense.enabled": dense}
         )
-        for refine in (False, True)
-    )
+        for refine, dense in ((False, False), (True, False), (True, True))
+    ]  # fmt: skip
     small = demo_camera(size=NETWORK_SIZE)
-    panels = [_panel(Pipeline(one), demo_camera()) for one in (off, on)]
-    panels.append(_panel(Pipeline(off, TruthSession(small)), small))
+    panels = [_panel(Pipeline(one), demo_camera()) for one in configs]
+    panels.append(_panel(Pipeline(configs[0], TruthSession(small)), small))
     gap = np.full((PANEL[1], GAP, 3), 255, np.uint8)
-    return np.hstack([panels[0], gap, panels[1], gap, panels[2]])
+    return np.hstack([part for panel in panels for part in (gap, panel)][1:])
 
 
 def _panel(pipeline: Pipeline, camera: SyntheticCamera) -> Image:
