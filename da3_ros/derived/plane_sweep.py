@@ -406,8 +406,10 @@ def mismatch(view: SweepView, other: SweepView, depths: Array) -> Array:
     of one minus the correlation, over pixels that the other view sees with all of them; NaN if it
     sees none.
 
-    Pixels without texture say nothing either way.
+    Pixels without texture say nothing either way. Raises ValueError for views of several sizes.
     """
+    if view.grey.shape != other.grey.shape:
+        raise ValueError("all views must have one size")
     cpu = torch.device("cpu")
     level = _level(view, [other], 1, cpu)
     with np.errstate(divide="ignore", invalid="ignore"):

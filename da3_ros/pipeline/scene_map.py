@@ -266,6 +266,8 @@ class SceneMap(MapListener):
         newest = self.dense.newest
         if newest is None or newest.dense is None or not frame.window.aligned:
             return frame
+        if newest.keyframe.image.shape != frame.image.shape:  # another camera, or size
+            return frame
         pose = self._pose_of(newest.keyframe)
         if pose is None or newest.keyframe.chain != frame.window.chain:
             return frame

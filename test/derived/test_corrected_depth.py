@@ -5,6 +5,7 @@ import functools
 
 import cv2
 import numpy as np
+import pytest
 
 from da3_ros.derived.depth_correction import CorrectedKeyframe, corrected_depth
 from da3_ros.derived.plane_sweep import SweepView, grey_of, mismatch
@@ -88,3 +89,10 @@ def test_the_true_depth_has_the_least_mismatch():
     off = mismatch(views[1], views[0], np.stack([0.9 * depth, depth, 1.1 * depth]))
     assert np.argmin(off) == 1
     assert off[1] < 0.7 * min(off[0], off[2])
+
+
+def test_views_of_several_sizes_are_refused():
+    frames, views, depth = pair()
+    small = dataclasses.replace(views[0], grey=views[0].grey[:-14])
+    with pytest.raises(ValueError, match="one size"):
+        mismatch(views[1], small, depth[1][None])
