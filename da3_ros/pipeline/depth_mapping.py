@@ -104,12 +104,11 @@ class DepthMapping:
 
     def _drop_late(self) -> None:
         """Drops keyframes that a thread has no time for, oldest first."""
-        limit_s = 1e-3 * self.config.max_ms
-        room = WAITING
-        if limit_s and self._behind_s > 0:  # makes up for what earlier ones took
-            self._behind_s -= limit_s
-            room = 0
-        self.counters["keyframes_depth_skipped"] += self.measurement.drop_waiting(room)
+        is_behind = self.config.max_ms > 0 and self._behind_s > 0
+        dropped = self.measurement.drop_waiting(0 if is_behind else WAITING)
+        if is_behind:  # each makes up for a part of what earlier ones took
+            self._behind_s -= 1e-3 * self.config.max_ms * dropped
+        self.counters["keyframes_depth_skipped"] += dropped
 
     def _start(self, job: MeasureJob | None) -> None:
         if job is None:

@@ -92,7 +92,7 @@ def test_the_true_depth_has_the_least_mismatch():
 
 
 def test_views_of_several_sizes_are_refused():
-    frames, views, depth = pair()
+    _, views, depth = pair()
     small = dataclasses.replace(views[0], grey=views[0].grey[:-14])
     with pytest.raises(ValueError, match="one size"):
         mismatch(views[1], small, depth[1][None])
