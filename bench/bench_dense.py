@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Depth as the network says it (off) and as the images of neighbours measure it (on), in one run.
 
-Usage: bench_dense.py rooms|kitchen|kitti|rectified [--folder DIR] [--quick] [--out FILE] [...]
+Usage: bench_dense.py rooms|faults|kitchen|kitti|rectified [--folder DIR] [--quick] [--out FILE] [...]
 
 ``rooms``: da3-tiny with refinement in rendered rooms: depth, cloud and mesh against the truth.
-``kitchen``: a real recording against its depth camera. ``kitti``: the left images of a car beside
+``faults``: the same depth with a hand over the lens, half of the image moving, exposure jumps and
+wrong matches. ``kitchen``: a real recording against its depth camera. ``kitti``: the left images of a car beside
 semi-global matching (SGBM) of the pair; the right images are not given to ours. ``rectified``: a
 rendered pair, SGBM beside the plane sweep. The scale is that of the camera's way, since the unit
 of depth is not what is measured here. ``seconds`` are those of one keyframe, on one thread.
@@ -32,12 +33,14 @@ DATA = Path(__file__).parents[2] / "shared" / "data"
 
 TABLES = {
     "rooms": (dense_rooms.rows, dense_rooms.by_walk),
+    "faults": (dense_rooms.fault_rows, dense_rooms.by_fault),
     "kitchen": (dense_kitchen.rows, dense_kitchen.summary),
     "kitti": (dense_stereo.kitti, dense_stereo.by_unit),
     "rectified": (dense_stereo.rectified, dense_stereo.by_method),
 }
 USUAL: dict[str, dict[str, Any]] = {
     "rooms": {"seeds": room_seeds(13), "size": (504, 378), "frames": 60, "process_res": 252},
+    "faults": {"seeds": room_seeds(2), "size": (336, 252), "frames": 30, "process_res": 168},
     "kitchen": {"folder": DATA / "redkitchen_24", "process_res": 224},
     "kitti": {"folder": DATA / "kitti_stereo_10", "process_res": 504},
     "rectified": {"seeds": room_seeds(4), "size": (252, 189), "frames": 40},
@@ -45,6 +48,8 @@ USUAL: dict[str, dict[str, Any]] = {
 QUICK: dict[str, dict[str, Any]] = {
     "rooms": {"seeds": room_seeds(1), "walks": ["strafe"], "size": (112, 84), "frames": 10,
               "process_res": 112, "voxel": 0.2, "backend": "torch"},
+    "faults": {"seeds": room_seeds(1), "walks": ["strafe"], "size": (112, 84), "frames": 8,
+               "process_res": 112, "backend": "torch"},
     "kitchen": {"frames": 8, "process_res": 112, "offsets": [0.0], "backend": "torch"},
     "kitti": {"frames": 3, "process_res": 224, "backend": "torch"},
     "rectified": {"seeds": room_seeds(1), "size": (84, 63), "frames": 1, "neighbours": [1, 2]},

@@ -20,6 +20,7 @@ from dense_scenes import (
     save_pictures,
     shape_errors,
 )
+from refinement_faults import FAULTS, OTHER_ROOM, wrong_matches
 from refinement_runs import as_walk, room_camera
 
 from da3_ros.export.derived import derived_scene
@@ -83,6 +84,53 @@ def room_errors(
         found = surfaces(both, way == "off", T_room_ros, camera, seen, options.voxel)
         row |= {f"{k}_{way}": v for k, v in found.items()}
     return row | {"seconds": both.seconds}
+
+
+FAULTED = "none", "hand", "mover", "exposure", "10 % wrong matches"
+
+
+def fault_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yields a row per room, walk and fault of images or matches (``refinement_faults``): depth of
+    what is seen, off and on. Where a hand covers the lens there is no truth."""
+    for seed in options.seeds:
+        for walk in options.walks:
+            camera = room_camera(walk, seed, options.size, options.frames)
+            others = list(room_camera(walk, seed + OTHER_ROOM, options.size, options.frames))
+            for fault in FAULTED:
+                faulty = FAULTS[fault](list(camera), others)
+                by_stamp = {f.stamp_ns: f for f in faulty.frames}
+                given = as_walk(fault, camera, faulty.frames).frames
+                values = PARAMETERS | {
+                    "process_res": options.process_res, "backend": options.backend,
+                }  # fmt: skip
+                with (
+                    wrong_matches(faulty.wrong_matches, 0),
+                    recorded(given, values, None, "scene") as folder,
+                    off_and_on(folder) as both,
+                ):
+                    T, way_m = fit_way(
+                        both.stored, {f.stamp_ns: f.T_room_camera for f in faulty.frames}
+                    )
+                    found = means([
+                        depth_errors(one, resize_nearest(
+                            by_stamp[one.stamp_ns].depth, one.network.shape
+                        ), T.scale) for one in both.keyframes
+                    ])  # fmt: skip
+                    yield {
+                        "room": seed,
+                        "walk": walk,
+                        "fault": fault,
+                        "way_error_m": way_m,
+                    } | found
+
+
+def by_fault(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the means over rooms and walks of each fault, and errors off over on."""
+    out = []
+    for fault in dict.fromkeys(r["fault"] for r in found):
+        mean = means([r for r in found if r["fault"] == fault])
+        out.append({"fault": fault} | mean | ratios(mean))
+    return out
 
 
 def surfaces(

@@ -205,6 +205,12 @@ def test_measured_depth_of_a_room_off_and_on(tmp_path):
     assert row["absrel_on"] == again["rows"][0]["absrel_on"]
 
 
+@pytest.mark.slow
+def test_faults_do_not_spoil_depth(tmp_path):
+    for row in dense("faults", tmp_path=tmp_path)["table"]:
+        assert row["absrel_on"] < 1.1 * row["absrel_off"]
+
+
 def test_recorded_depth_is_registered_where_edges_agree(recordings, tmp_path):
     report = dense("kitchen", "--folder", recordings / "redkitchen_24", tmp_path=tmp_path)
     assert report["table"]["best_offset_by_edges_m"] == 0.025  # of the two that are tried
