@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Depth as the network says it (off) and as the images of neighbours measure it (on), in one run.
 
-Usage: bench_dense.py rooms|faults|kitchen|kitti|rectified [--folder DIR] [--quick] [--out FILE] [...]
+Usage: bench_dense.py TABLE [--folder DIR] [--quick] [--out FILE] [...]
 
 ``rooms``: da3-tiny with refinement in rendered rooms: depth, cloud and mesh against the truth.
 ``faults``: the same depth with a hand over the lens, half of the image moving, exposure jumps and
-wrong matches. ``kitchen``: a real recording against its depth camera. ``kitti``: the left images of a car beside
-semi-global matching (SGBM) of the pair; the right images are not given to ours. ``rectified``: a
-rendered pair, SGBM beside the plane sweep. The scale is that of the camera's way, since the unit
-of depth is not what is measured here. ``seconds`` are those of one keyframe, on one thread.
+wrong matches. ``kitchen``: a real recording against its depth camera. ``kitti``: the left images
+of a car beside semi-global matching (SGBM) of the pair; the right images are not given to ours.
+``rectified``: a rendered pair, SGBM beside the plane sweep. The scale is that of the camera's way,
+since the unit of depth is not what is measured here. ``seconds`` are those of one keyframe, on one
+thread.
 """
 
 from __future__ import annotations
