@@ -26,8 +26,8 @@ from torch.nn import functional as F
 from da3_ros.types import Array, FloatImage, Image
 
 LEVELS = 3  # image sizes: a quarter, a half, the whole
-RANGE = 0.8  # of the search, in log depth, to both sides
-COARSE = 52  # hypotheses on the coarsest level
+RANGE = 0.5  # of the search, in log depth, to both sides
+COARSE = 33  # hypotheses on the coarsest level
 FINE = 9  # on each finer level, over two steps of the coarser one to both sides
 LAST = 2  # hypotheses to both sides after that
 WINDOW, SMALL = 3, 1  # radius, pixels; the small ones tell on which side of an edge a pixel is

@@ -175,7 +175,8 @@ class SubmapPoints:
         growing = self._growing.pop(submap.id)
         self._set_cloud(submap, compact(growing.shown.cloud()))
 
-    def _make_all_compact(self) -> None:
+    def end_growth(self) -> None:
+        """Makes all submaps compact; keyframes that wait keep the points that they have."""
         for id in list(self._growing):
             self._make_compact(self._submaps[id])
 
@@ -255,7 +256,7 @@ class SubmapPoints:
         if most and self._memory_points > most:
             self._drop_points(lambda: self._memory_points - math.floor(share * most))
         if room and sum(g.nbytes for g in self._growing.values()) > room / 4:
-            self._make_all_compact()  # takes a third of the memory
+            self.end_growth()  # takes a third of the memory
         if room and self.nbytes + other_bytes > room:
             self._drop_points(
                 lambda: math.ceil((self.nbytes + other_bytes - share * room) / POINT_BYTES)
@@ -340,7 +341,7 @@ class SubmapPoints:
         """Removes the oldest points from memory until ``excess``, their number, is not
         positive. Raises SpillBusyError."""
         if self._growing and excess() > self._point_total:
-            self._make_all_compact()
+            self.end_growth()
         for submap in (self._in_memory[id] for id in sorted(self._in_memory)):
             points = excess()
             if points <= 0:

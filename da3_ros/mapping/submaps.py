@@ -145,6 +145,7 @@ class SubmapStore:
         if on == (self.localized is not None):
             return
         self._close()
+        self.points.end_growth()  # nothing changes a read-only map
         self._dynamic = DynamicPoints(self.submaps, self.points)
         self.table.live_path = None
         self.localized = LocalizedPath(self.table, self._next) if on else None

@@ -82,6 +82,8 @@ class SceneMap(MapListener):
 
     def _apply_mode(self) -> None:
         """Makes the map read-only, or lets it grow, by the parameter ``mode``."""
+        if self.config.mode == "localization":
+            self.dense.clear()
         set_read_only(self.config.mode == "localization", self.submaps, self.loops, self.scale)
 
     def forget_pose(self) -> None:

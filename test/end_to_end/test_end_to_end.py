@@ -36,6 +36,7 @@ SETTINGS = {
     "window.size": 6,
     "window.new": 2,
     "map.voxel_m": 0.01,
+    "dense.enabled": False,  # it would measure the depth of a blind network too
 }
 
 pytestmark = [
