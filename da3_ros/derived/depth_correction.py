@@ -18,6 +18,7 @@ from da3_ros.geometry.projection import backproject
 from da3_ros.types import Array, FloatImage
 
 SAME_SURFACE = 0.15  # largest difference of log depth of one surface
+SIDE = 126  # pixels of the smooth correction's longer side, about: it has no more detail
 LEAST_SHARE = 0.2  # of a frame's pixels that the keyframe must show
 BETTER = 0.95  # share of the mismatch that may be left, else the frame stays as it is: measured
 
@@ -46,10 +47,23 @@ def corrected_depth(
     found = np.isfinite(log) & known
     if found.sum() < LEAST_SHARE * known.sum():
         return None
-    smooth = smooth_correction(np.where(known, depth, np.float32(1)), log, found, known)
+    smooth = _smooth(np.where(known, depth, np.float32(1)), log, found, known)
     out = np.where(known, depth * np.exp(smooth), depth).astype(np.float32)
-    before, after = mismatch(view, keyframe.view, np.stack([depth, out]))
+    scale = max(1, round(max(depth.shape) / SIDE / 2))
+    before, after = mismatch(view, keyframe.view, np.stack([depth, out]), scale)
     return out if after < BETTER * before else None
+
+
+def _smooth(
+    depth: FloatImage, log: FloatImage, found: NDArray[np.bool_], known: NDArray[np.bool_]
+) -> FloatImage:
+    """Returns the correction [h, w] of all known pixels, computed of every n-th one."""
+    step = max(1, round(max(depth.shape) / SIDE))
+    some = slice(step // 2, None, step), slice(step // 2, None, step)
+    if not found[some].any():
+        return np.zeros_like(log)
+    small = smooth_correction(depth[some], log[some], found[some], known[some])
+    return np.asarray(cv2.resize(small, log.shape[::-1], interpolation=cv2.INTER_LINEAR))
 
 
 def _transferred(

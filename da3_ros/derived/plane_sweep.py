@@ -401,19 +401,21 @@ def _unique(level: _Level, inverse: Tensor, disparity: Tensor, reach: float) -> 
     )
 
 
-def mismatch(view: SweepView, other: SweepView, depths: Array) -> Array:
+def mismatch(view: SweepView, other: SweepView, depths: Array, scale: int = 1) -> Array:
     """Returns how badly the images agree with each of ``depths`` [D, h, w] of a view: the mean [D]
     of one minus the correlation, over pixels that the other view sees with all of them; NaN if it
     sees none.
 
-    Pixels without texture say nothing either way. Raises ValueError for views of several sizes.
+    Pixels without texture say nothing either way. scale: by which images are reduced. Raises
+    ValueError for views of several sizes.
     """
     if view.grey.shape != other.grey.shape:
         raise ValueError("all views must have one size")
     cpu = torch.device("cpu")
-    level = _level(view, [other], 1, cpu)
+    level = _level(view, [other], scale, cpu)
     with np.errstate(divide="ignore", invalid="ignore"):
         inverse = torch.as_tensor(np.where(depths > 0, 1 / depths, 0), dtype=torch.float32)
+    inverse = F.interpolate(inverse[None], size=level.grey.shape, mode="nearest")[0]
     found = _correlations(level, inverse)[0]
     seen = (found > UNSEEN).all(dim=0) & (inverse > 0).all(dim=0)
     return np.asarray(1 - found[:, seen].mean(dim=1).numpy(), float)

@@ -277,9 +277,12 @@ class SubmapPoints:
         for id, growing in list(self._growing.items()):
             submap, xyz = self._submaps[id], growing.shown.cloud().xyz
             T = submap.T_map_submap
-            if (((T.points(xyz) - camera) ** 2).sum(axis=1) > most**2).any():
+            far = np.flatnonzero(((T.points(xyz) - camera) ** 2).sum(axis=1) > most**2)
+            if len(far) == len(xyz) or (len(far) and not growing.waiting):
                 self._make_compact(submap)
                 self._keep_near(submap, camera, most)
+            elif len(far):
+                growing.remove(far)
 
     def _with_points(self) -> Iterator[Submap]:
         return (s for s in list(self._submaps.values()) if len(s.cloud))

@@ -171,3 +171,15 @@ def test_distant_points_leave_submaps_that_wait(submaps):
     store.drop_distant(np.array([0.0, 0, 100]), 10.0)
     assert len(store) == 0
     assert not store.is_growing(submaps[0])
+
+
+def test_near_points_of_keyframes_that_wait_are_still_replaced(submaps):
+    store = SubmapPoints(submaps)
+    store.begin(submaps[0], VOXEL)
+    store.insert(keyframe(1, 1.0), 0.0, waiting=True)
+    store.insert(keyframe(2, 9.0), 0.0, waiting=True)
+    store.drop_distant(np.zeros(3), 5.0)
+    assert store.is_growing(submaps[0])
+    assert store.positions(submaps[0])[:, 2].max() < 5
+    store.replace(submaps[0], [(1, keyframe(1, 2.0), True)], 5.0)
+    np.testing.assert_allclose(store.positions(submaps[0])[:, 2], 2, atol=1e-3)
