@@ -104,13 +104,17 @@ class Readable:
         return self.stored.load(self.key).depth
 
     def load_dense(self) -> DenseDepth | None:
-        """Returns its measured depth, in its submap's unit; None: it has none. Raises as
-        ``load``."""
+        """Returns its measured depth, in its submap's unit; None: it has none, or, with a warning,
+        it is damaged."""
         if self.filters.network:
             return None
         if self.measured is not None:
             return self.measured.load(self.key)
-        return self.stored.load_measured(self.key)
+        try:
+            return self.stored.load_measured(self.key)
+        except JournalError as error:
+            log.warning("measured depth: %s: the network's is used", error)
+            return None
 
     def image_data(self) -> bytes:
         """Returns the JPEG of its image. Raises JournalError if it is damaged."""

@@ -59,4 +59,5 @@ class MeasuredKeyframe:
 
     camera: str
     stamp_ns: int
+    submap: int
     dense: DenseDepth  # unit of its submap

@@ -153,6 +153,7 @@ class StoreWriter:
             "kind": "measured depth",
             "stamp_ns": measured.stamp_ns,
             "camera": measured.camera,
+            "submap": measured.submap,
             "inverse_depth": [low, high],
             "bytes": {"depth": len(depth), "sigma": len(sigma)},
         }
@@ -180,7 +181,7 @@ class StoreWriter:
         if key in scene.measured:
             try:
                 measured = scene.measured[key]
-                about = {**measured.description, "camera": pose.camera}
+                about = {**measured.description, "camera": pose.camera, "submap": pose.submap}
                 self.journal.append(about, scene.reader.data(measured))
             except JournalError as error:
                 log.warning("measured depth is left out: %s", error)
@@ -398,7 +399,8 @@ class StoredScene:
                 self.images[self.newest[key]] = StoredImages(sides, record)
         elif about["kind"] == "measured depth":
             index = self.newest.get((str(about["camera"]), int(about["stamp_ns"])))
-            if index is not None:
+            # A recording that is played again repeats stamps, in another submap and unit.
+            if index is not None and self.frames[index].submap == int(about["submap"]):
                 self.measured[index] = record
         elif about["kind"] == "frames":
             for row in self._rows(record, FRAME):

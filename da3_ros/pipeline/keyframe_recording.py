@@ -67,9 +67,9 @@ class KeyframeRecording:
             )
         )  # fmt: skip
 
-    def measure(self, camera: str, stamp_ns: int, dense: DenseDepth) -> None:
+    def measure(self, camera: str, stamp_ns: int, submap: int, dense: DenseDepth) -> None:
         """Stores the measured depth of an earlier keyframe, unit of its submap."""
-        self._recorder.measure(MeasuredKeyframe(camera, stamp_ns, dense))
+        self._recorder.measure(MeasuredKeyframe(camera, stamp_ns, submap, dense))
 
     def begin(self) -> None:
         """Begins the scene anew: what was stored is no part of it."""

@@ -303,7 +303,9 @@ class SceneMap(MapListener):
             replacement = keyframe.id, self._points_of(one), one.stays
             points[keyframe.submap].append(replacement)
             if one.stays and one.dense is not None and self._recorder is not None:
-                self._recorder.measure(keyframe.camera, keyframe.stamp_ns, one.dense)
+                self._recorder.measure(
+                    keyframe.camera, keyframe.stamp_ns, keyframe.submap, one.dense
+                )
         for submap, keyframes in points.items():
             self.submaps.replace_points(submap, keyframes)
 

@@ -491,7 +491,7 @@ def dense(k):
 
 
 def measured(k):
-    return MeasuredKeyframe("", 1000 + k, dense(k))
+    return MeasuredKeyframe("", 1000 + k, k // 3, dense(k))
 
 
 def test_measured_depth_is_read_back_beside_the_networks(tmp_path):
@@ -516,7 +516,7 @@ def test_measured_depth_counts_for_the_newest_keyframe_of_its_stamp(tmp_path):
     writer = written(tmp_path)
     writer.measure(measured(1))
     writer.measure(measured(1))  # twice: the newer one
-    writer.measure(MeasuredKeyframe("", 999, dense(1)))  # of none
+    writer.measure(MeasuredKeyframe("", 999, 0, dense(1)))  # of none
     writer.add_frames([dataclasses.replace(keyframe(7).pose, keyframe=False)])
     writer.measure(measured(7))  # of a keyframe that was not stored
     writer.begin()
@@ -582,3 +582,12 @@ def test_deviations_outside_the_range_become_its_ends():
     np.testing.assert_array_equal(known[0], [True] * 5 + [False] * 2)
     with pytest.raises(ValueError, match="8 bits"):
         encoding.decode_sigma(encoding.encode_depth(np.ones((3, 3), np.float32))[0])
+
+
+def test_measured_depth_of_another_submap_with_the_same_stamp_is_left_out(tmp_path):
+    writer = written(tmp_path)
+    writer.measure(MeasuredKeyframe("", 1004, 7, dense(4)))
+    writer.measure(measured(5))
+    writer.journal.close()
+    with StoredScene.open(tmp_path) as scene:
+        assert set(scene.measured) == {scene.newest["", 1005]}
