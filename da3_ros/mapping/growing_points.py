@@ -15,8 +15,8 @@ class GrowingPoints:
     """Voxels of a submap, in its frame and unit.
 
     The points of a keyframe that waits are replaced when its depth was measured. What is shown
-    are the voxels of all: those that stay, with the points of waiting keyframes added. A few
-    keyframes wait at a time, so that adding theirs again is cheap.
+    are the voxels of all: those that stay, with the points of waiting keyframes added. All of
+    these are added again at each change: 0.3 s for five keyframes of 504x378.
     """
 
     def __init__(self, voxel: float) -> None:
