@@ -138,6 +138,8 @@ class KeyframeRecorder:
         """Stores the measured depth of a keyframe, after all that was given before."""
         if not self._room.acquire(blocking=self._wait):
             self._counters["depth_not_stored"] += 1
+            if self._counters["depth_not_stored"] == 1:
+                log.warning("%s: the disk is too slow for all measured depth", self._folder)
             return
         self._put_late()
         self._queue.put(measured)
