@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from tqdm import tqdm
 
-from da3_ros.config import DenseConfig, InferenceConfig
+from da3_ros.config import InferenceConfig
+from da3_ros.derived.measuring import MeasuringLoad
 from da3_ros.inference.benchmark import measure_speed
 from da3_ros.inference.devices import CONTEXT, Device, DeviceError, open_device
 from da3_ros.inference.loading import (
@@ -98,7 +99,7 @@ def _row(
     request = Request(
         model, precision, None, question.config.process_res,
         question.window, question.new, question.image, backend=backend,
-        gaussians=question.splats, dense=DenseConfig(),
+        gaussians=question.splats, measuring=MeasuringLoad(),
     )  # fmt: skip
     try:
         plan = make_plan(device, request, budget)

@@ -40,49 +40,54 @@ def corrected_depth(
 
     depth: z-depth; NaN and +Inf stay.
     """
-    known = np.isfinite(depth) & (depth > 0)
-    if not known.any():
+    step = max(1, round(max(depth.shape) / SIDE))
+    smooth = _smooth(view, depth, keyframe, step)
+    if smooth is None:
         return None
-    log = _transferred(view, depth, keyframe)
-    found = np.isfinite(log) & known
-    if found.sum() < LEAST_SHARE * known.sum():
-        return None
-    smooth = _smooth(np.where(known, depth, np.float32(1)), log, found, known)
-    out = np.where(known, depth * np.exp(smooth), depth).astype(np.float32)
-    scale = max(1, round(max(depth.shape) / SIDE / 2))
-    before, after = mismatch(view, keyframe.view, np.stack([depth, out]), scale)
+    out = depth * np.exp(smooth)  # NaN and infinity stay
+    before, after = mismatch(view, keyframe.view, np.stack([depth, out]), max(1, round(step / 2)))
     return out if after < BETTER * before else None
 
 
 def _smooth(
-    depth: FloatImage, log: FloatImage, found: NDArray[np.bool_], known: NDArray[np.bool_]
-) -> FloatImage:
-    """Returns the correction [h, w] of all known pixels, computed of every n-th one."""
-    step = max(1, round(max(depth.shape) / SIDE))
+    view: SweepView, depth: FloatImage, keyframe: CorrectedKeyframe, step: int
+) -> FloatImage | None:
+    """Returns the log correction [h, w], computed of every ``step``-th pixel; None: the keyframe
+    shows too few of them."""
     some = slice(step // 2, None, step), slice(step // 2, None, step)
-    if not found[some].any():
-        return np.zeros_like(log)
-    small = smooth_correction(depth[some], log[some], found[some], known[some])
-    return np.asarray(cv2.resize(small, log.shape[::-1], interpolation=cv2.INTER_LINEAR))
+    small = depth[some]
+    known = np.isfinite(small) & (small > 0)
+    log = _transferred(view, small, keyframe, step)
+    found = np.isfinite(log) & known
+    if not found.any() or found.sum() < LEAST_SHARE * known.sum():
+        return None
+    smooth = smooth_correction(np.where(known, small, np.float32(1)), log, found, known)
+    return np.asarray(cv2.resize(smooth, depth.shape[::-1], interpolation=cv2.INTER_LINEAR))
 
 
 def _transferred(
-    view: SweepView, depth: FloatImage, keyframe: CorrectedKeyframe
+    view: SweepView, depth: FloatImage, keyframe: CorrectedKeyframe, step: int
 ) -> NDArray[np.float32]:
     """Returns the log correction [h, w] of the surface that each pixel shows; NaN where the
-    keyframe does not show it."""
+    keyframe does not show it.
+
+    depth: every ``step``-th pixel of the view's.
+    """
     T = (np.linalg.inv(keyframe.view.T_frame_camera) @ view.T_frame_camera).astype(np.float32)
-    at: Array = backproject(depth, view.K) @ T[:3, :3].T + T[:3, 3]
+    # Pixel n of the chosen ones is pixel n * step + step // 2 of the view.
+    to_chosen = np.diag([1 / step, 1 / step, 1.0])
+    to_chosen[:2, 2] = 0.5 - (step // 2 + 0.5) / step
+    at: Array = backproject(depth, to_chosen @ view.K) @ T[:3, :3].T + T[:3, 3]
     K = keyframe.view.K
     with np.errstate(invalid="ignore", divide="ignore"):
         z = at[..., 2]
         x = (K[0, 0] * at[..., 0] / z + K[0, 2] - 0.5).astype(np.float32)
         y = (K[1, 1] * at[..., 1] / z + K[1, 2] - 0.5).astype(np.float32)
-        log = np.log(keyframe.depth / keyframe.network)
-        network, correction = (
+        network, measured = (
             cv2.remap(image, x, y, cv2.INTER_NEAREST, borderMode=cv2.BORDER_CONSTANT,
                       borderValue=float("nan"))
-            for image in (keyframe.network, log)
+            for image in (keyframe.network, keyframe.depth)
         )  # fmt: skip
+        correction = np.log(measured / network)
         same = (z > 0) & (np.abs(np.log(network / z)) < SAME_SURFACE)
     return np.where(same, correction, np.float32(np.nan)).astype(np.float32)

@@ -1,14 +1,15 @@
 """Which keyframes of a growing map are measured, and when.
 
-The newest keyframes of a chain are kept, with images and depth. One is searched (`plane_sweep`)
-when keyframes after it are there too, so that neighbours lie on both sides of it, or when none
-comes for a while; what its neighbours confirm is known at once, and again when these were searched
-too. Then its depth stays. Poses are asked for when they are needed: they belong to the map.
+The newest keyframes of each camera are kept, with images and depth. One is searched
+(`plane_sweep`) when keyframes of its camera after it are there too, so that neighbours lie on both
+sides of it, or when none comes for a while; what its neighbours confirm is known at once, and again
+when these were searched too. Then its depth stays. Poses are asked for when they are needed: they
+belong to the map.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import cv2
@@ -26,26 +27,41 @@ from da3_ros.derived.plane_sweep import SweepView, grey_of, sweep_bytes
 from da3_ros.geometry.projection import resize_K
 from da3_ros.types import Array, DenseDepth, FloatImage, Image
 
-KEPT = 12  # newest keyframes
-LATER = 2  # keyframes after which one is searched
-LAST = 2 * LATER + 1  # keyframes after which those beside it were searched: its depth stays
+KEPT = 12  # newest keyframes of a camera
+LATER = 2  # keyframes of its camera after which one is searched
+LAST = 2 * LATER + 1  # after which those beside it were searched: its depth stays
+PASSED = 64  # keyframes of any camera after which none of its own is expected
 IDLE = 3  # windows without a keyframe after which one is searched anyway
 SEARCHES = 2  # of a keyframe, at most
 LEAST = 2  # neighbours
 LEAST_SIDE = 56  # pixels; smaller depth has too little in it to compare
+SMOOTH, SMOOTH_DEPTH = 0.02, 0.1  # largest steps of log correction and depth of one surface
+SAME_K = 1e-3  # relative difference of the intrinsics of one calibration
 
 
-def measuring_bytes(size: tuple[int, int], most_side: int = 0) -> int:
-    """Returns the predicted peak memory of measuring keyframes of a size (width, height).
+@dataclass(frozen=True)
+class MeasuringLoad:
+    """How many keyframes are measured at once, for a memory plan."""
 
-    most_side: as of ``DepthMeasurement``.
-    """
-    width, height = size
-    scale = min(1.0, most_side / max(size)) if most_side else 1.0
-    compared = round(scale * width), round(scale * height)
-    kept = 11 * width * height  # image, depth and confidence
-    kept += (5 + 2 * MOST + 7 * (scale < 1)) * compared[0] * compared[1]
-    return sweep_bytes(compared, MOST) + KEPT * kept
+    most_side: int = 0  # as of ``DepthMeasurement``
+    maps: int = 1  # with a ``DepthMeasurement`` each
+    cameras: int = 1  # of each map
+
+    def search_bytes(self, size: tuple[int, int]) -> int:
+        """Returns the predicted peak memory of searches in images of a size (width, height)."""
+        return self.maps * sweep_bytes(self._compared(size), MOST)
+
+    def kept_bytes(self, size: tuple[int, int]) -> int:
+        """Returns the memory, on the host, of the keyframes that are kept."""
+        width, height = self._compared(size)
+        kept = 11 * size[0] * size[1]  # image, depth and confidence
+        kept += (5 + 2 * MOST + 7 * ((width, height) != size)) * width * height
+        return self.maps * self.cameras * KEPT * kept
+
+    def _compared(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Returns the size of the images that are compared."""
+        scale = min(1.0, self.most_side / max(size)) if self.most_side else 1.0
+        return round(scale * size[0]), round(scale * size[1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +105,7 @@ class Measured:
     dense: DenseDepth | None  # None: nothing is measured
     stays: bool  # whether it was the last time
     found: int = 0  # pixels in which the search decided depth, confirmed or not
+    is_withdrawn: bool = False  # nothing is measured any more, and something was before
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,10 +124,12 @@ Poses = Callable[[Measurable], Pose | None]  # None: it is not known any more
 class _Kept:
     keyframe: Measurable
     compared: Measurable  # itself, or smaller
-    later: int = 0  # keyframes of its chain that came after it
+    later: int = 0  # keyframes of its chain and camera that came after it
+    passed: int = 0  # of any camera
     searches: int = 0
     searched_at: int = -1  # ``later`` at the newest search
     search: Searched | None = None
+    is_measured: bool = False  # at least one pixel, the last time
     stays: bool = False
     is_dropped: bool = False  # no time for it
 
@@ -140,21 +159,26 @@ class DepthMeasurement:
         """Adds the newest keyframe."""
         self._chain, self._idle = keyframe.chain, 0
         for entry in self._entries.values():
-            entry.later += entry.keyframe.chain == self._chain
+            entry.passed += 1
+            if entry.keyframe.chain == self._chain:
+                entry.later += entry.keyframe.camera == keyframe.camera
         self._entries[keyframe.id] = _Kept(keyframe, _reduced(keyframe, self._most_side))
 
     def end_window(self) -> None:
         """Notes that a window has ended; without keyframes, the waiting ones are searched."""
         self._idle += 1
 
-    def drop_waiting(self, most: int) -> int:
-        """Keeps the newest ``most`` of the keyframes that wait for a search; returns how many are
-        not searched therefore."""
-        waiting = [e for e in self._entries.values() if self._is_due(e, ends=False)]
+    def drop_waiting(self, most: int, *, ends: bool = False) -> list[bool]:
+        """Keeps the newest ``most`` of the keyframes that wait for a search, and searches the
+        others no more; returns whether each of these was never searched.
+
+        ends: as of ``job``.
+        """
+        waiting = [e for e in self._entries.values() if self._is_due(e, ends)]
         dropped = waiting[: max(0, len(waiting) - most)]
         for entry in dropped:
             entry.is_dropped = True
-        return len(dropped)
+        return [entry.search is None for entry in dropped]
 
     def job(self, poses: Poses, *, ends: bool = False) -> MeasureJob | None:
         """Returns what is to be done now; None: nothing.
@@ -172,10 +196,11 @@ class DepthMeasurement:
             entry.searched_at = entry.later
         last_ids = [e.keyframe.id for e in last]
         found = {id: e.search for id, e in self._entries.items() if e.search and id in known}
+        measured = frozenset(id for id, e in self._entries.items() if e.is_measured)
         return MeasureJob(
             {id: e.keyframe for id, e in self._entries.items()},
             {id: e.compared for id, e in self._entries.items()}, posed, found,
-            {id: ids for id, ids in neighbours.items() if len(ids) >= LEAST}, last_ids,
+            {id: ids for id, ids in neighbours.items() if len(ids) >= LEAST}, last_ids, measured,
         )  # fmt: skip
 
     def take(self, result: JobResult) -> None:
@@ -186,10 +211,12 @@ class DepthMeasurement:
                 self._entries[id].searches += 1
         for one in result.measured:
             if one.keyframe.id in self._entries:
-                self._entries[one.keyframe.id].stays |= one.stays
-        newest = set(list(self._entries)[-KEPT:])
+                entry = self._entries[one.keyframe.id]
+                entry.stays |= one.stays
+                entry.is_measured = one.dense is not None
         for id, entry in list(self._entries.items()):
-            if entry.stays and (id not in newest or entry.keyframe.chain != self._chain):
+            is_old = entry.later >= KEPT or entry.keyframe.chain != self._chain
+            if entry.stays and (is_old or entry.passed >= PASSED):
                 del self._entries[id]
 
     def _is_due(self, entry: _Kept, ends: bool) -> bool:
@@ -200,13 +227,15 @@ class DepthMeasurement:
             return False  # there are no other neighbours
         if entry.search is not None and entry.searched_at >= LATER:
             return False
-        ended = ends or entry.keyframe.chain != self._chain
-        return ended or entry.later >= LATER or self._idle >= IDLE
+        return ends or entry.later >= LATER or self._idle >= IDLE or self._has_ended(entry)
 
     def _is_last(self, entry: _Kept, ends: bool) -> bool:
         """Whether a keyframe's depth stays from now on."""
-        ended = ends or entry.keyframe.chain != self._chain
-        return not entry.stays and (ended or entry.later >= LAST)
+        return not entry.stays and (ends or entry.later >= LAST or self._has_ended(entry))
+
+    def _has_ended(self, entry: _Kept) -> bool:
+        """Whether no more keyframes are expected beside one."""
+        return entry.keyframe.chain != self._chain or entry.passed >= PASSED
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,6 +247,13 @@ class _Posed:
     median: float  # 0 without depth
     unit: float
     chain: int
+    camera: str
+
+    def shares_calibration(self, other: _Posed) -> bool:
+        """Whether poses relate the images: not if a calibration came between them."""
+        if self.camera != other.camera:
+            return True
+        return np.allclose(self.view.K, other.view.K, rtol=SAME_K)
 
     @staticmethod
     def of(keyframe: Measurable, T_local_camera: Array, unit: float) -> _Posed:
@@ -226,7 +262,7 @@ class _Posed:
         median = float(np.median(known)) if known.size else 0.0
         valid = None if keyframe.valid.all() else keyframe.valid
         view = SweepView(grey_of(keyframe.image), keyframe.K, T_local_camera, valid)
-        return _Posed(view, depth, median, unit, keyframe.chain)
+        return _Posed(view, depth, median, unit, keyframe.chain, keyframe.camera)
 
 
 def _neighbours(id: int, posed: Mapping[int, _Posed]) -> tuple[int, ...]:
@@ -237,6 +273,7 @@ def _neighbours(id: int, posed: Mapping[int, _Posed]) -> tuple[int, ...]:
     ids = [
         j for j, p in posed.items()
         if p.chain == one.chain and p.median and p.depth.shape == one.depth.shape
+        and p.shares_calibration(one)
     ]  # fmt: skip
     T = np.array([posed[j].view.T_frame_camera for j in ids])
     K = np.array([posed[j].view.K for j in ids])
@@ -255,18 +292,25 @@ class MeasureJob:
     found: Mapping[int, Searched]  # earlier searches
     due: Mapping[int, tuple[int, ...]]  # neighbours of the keyframes to be searched
     last: Sequence[int]  # ids of keyframes whose depth stays
+    measured: Collection[int]  # ids of those with measured pixels so far
+
+    @property
+    def decided(self) -> list[int]:
+        """Ids of the keyframes whose depth the job may change."""
+        return sorted({*self.due, *self.last})
 
     def run(self, device: str = "cpu") -> JobResult:
         """Returns what the images say."""
         searches = {id: self._search(id, ids, device) for id, ids in self.due.items()}
         found = {**self.found, **searches}
-        decided = sorted({*searches, *self.last})
-        measured = [self._measure(id, found) for id in decided]
-        return JobResult(searches, measured)
+        return JobResult(searches, [self._measure(id, found) for id in self.decided])
 
     def unmeasured(self) -> JobResult:
         """Returns that nothing is measured."""
-        return JobResult({}, [Measured(self.keyframes[id], None, True) for id in self.last])
+        return JobResult({}, [self._unmeasured(id, True) for id in self.last])
+
+    def _unmeasured(self, id: int, stays: bool, found: int = 0) -> Measured:
+        return Measured(self.keyframes[id], None, stays, found, id in self.measured)
 
     def _search(self, id: int, ids: tuple[int, ...], device: str) -> Searched:
         one, views = self.posed[id], [self.posed[j].view for j in ids]
@@ -275,7 +319,7 @@ class MeasureJob:
     def _measure(self, id: int, found: Mapping[int, Searched]) -> Measured:
         keyframe, own, stays = self.keyframes[id], found.get(id), id in self.last
         if own is None or id not in self.posed:
-            return Measured(keyframe, None, stays)
+            return self._unmeasured(id, stays)
         one = self.posed[id]
         neighbours = {
             n: (self.posed[j].view, found[j].search.scaled(self.posed[j].unit))
@@ -285,7 +329,7 @@ class MeasureJob:
         dense = confirmed_depth(one.view, one.depth, own.search.scaled(one.unit), neighbours)
         pixels = int(own.search.decided.sum())
         if not dense.measured.any():
-            return Measured(keyframe, None, stays, pixels)
+            return self._unmeasured(id, stays, pixels)
         dense = replace(dense, depth=dense.depth / np.float32(one.unit))
         compared = self.compared[id]
         if compared is not keyframe:
@@ -308,15 +352,38 @@ def _reduced(keyframe: Measurable, most_side: int) -> Measurable:
 
 
 def _enlarged(dense: DenseDepth, small: Measurable, keyframe: Measurable) -> DenseDepth:
-    """Returns the depth of a keyframe with the correction that a smaller image of it got."""
+    """Returns the depth of a keyframe with the correction that a smaller image of it got.
+
+    Beside an edge of depth or of the correction, whose place between two of the smaller pixels
+    nobody knows, nothing is measured.
+    """
     height, width = keyframe.depth.shape
 
-    def nearest(values: Array) -> Array:
-        return cv2.resize(values, (width, height), interpolation=cv2.INTER_NEAREST_EXACT)
+    def enlarged(values: Array, interpolation: int = cv2.INTER_NEAREST_EXACT) -> Array:
+        return cv2.resize(values, (width, height), interpolation=interpolation)
 
-    ratio = np.where(small.known, dense.depth, 1) / np.where(small.known, small.depth, 1)
-    log = cv2.resize(np.log(ratio), (width, height), interpolation=cv2.INTER_LINEAR)
-    depth = np.where(keyframe.known, keyframe.depth * np.exp(log), keyframe.depth)
-    sigma = np.where(keyframe.known, nearest(dense.sigma), np.float32(np.nan))
-    measured = (nearest(dense.measured.astype(np.uint8)) > 0) & keyframe.known
+    log = np.log(np.where(small.known, dense.depth / np.where(small.known, small.depth, 1), 1))
+    found = np.log(np.where(small.known, dense.depth, 1))
+    edge = (_spread(log) > SMOOTH) | (_spread(found) > SMOOTH_DEPTH) | ~_inner(small.known)
+    smooth = enlarged(log, cv2.INTER_LINEAR)
+    log = np.where(enlarged(edge.astype(np.uint8)) > 0, enlarged(log), smooth)
+    known = keyframe.known
+    depth = np.where(known, keyframe.depth * np.exp(log), keyframe.depth)
+    sigma = np.where(known, enlarged(dense.sigma), np.float32(np.nan))
+    # What is too thin for the smaller image was not compared.
+    there = np.where(known, keyframe.depth, 1) / enlarged(np.where(small.known, small.depth, 1))
+    known &= np.abs(np.log(there)) < SMOOTH_DEPTH
+    measured = (enlarged((dense.measured & ~edge).astype(np.uint8)) > 0) & known
     return DenseDepth(depth.astype(np.float32), sigma.astype(np.float32), measured)
+
+
+def _spread(values: Array) -> Array:
+    """Returns the largest difference [h, w] in windows of 3x3 pixels."""
+    window = np.ones((3, 3), np.uint8)
+    values = values.astype(np.float32)
+    return np.asarray(cv2.dilate(values, window) - cv2.erode(values, window))
+
+
+def _inner(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Returns whether all of a pixel's 3x3 neighbours are in ``mask`` [h, w]."""
+    return np.asarray(cv2.erode(mask.astype(np.uint8), np.ones((3, 3), np.uint8)) > 0)

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 
 from da3_ros.config import InferenceConfig, PipelineConfig
+from da3_ros.derived.measuring import MeasuringLoad
 from da3_ros.inference.metric_scale_model import MetricDepthModel
 from da3_ros.inference.session import InferenceSession
 from da3_ros.network import MODELS, CheckpointError, ModelSpec
@@ -27,15 +28,16 @@ def open_networks(
     inference = _checked_backend(config)
     # Opened first: the session then counts its memory, and a missing file fails early.
     metric_model = None if spec.metric else _metric_model(config, inference)
-    independent = config.window.mode == "independent"
+    independent, cameras = config.window.mode == "independent", max(1, len(config.cameras))
+    load = MeasuringLoad(config.dense.size, *((cameras, 1) if independent else (1, cameras)))
     session = InferenceSession(
         inference,
         poses=config.pose_prior.source != "none",
-        streams=max(1, len(config.cameras)) if independent else 1,
+        streams=cameras if independent else 1,
         companion=metric_model.beside if metric_model else None,
         wait_for_engine=wait_for_engine,
         gaussians=config.splats.enabled,
-        dense=config.dense if config.dense.enabled and config.refinement.enabled else None,
+        measuring=load if config.dense.enabled and config.refinement.enabled else None,
     )
     return session, metric_model
 

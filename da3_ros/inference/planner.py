@@ -19,8 +19,7 @@ import torch
 
 from da3_ros.backends import BACKENDS
 from da3_ros.backends.interface import EngineMemory
-from da3_ros.config import DenseConfig
-from da3_ros.derived.measuring import measuring_bytes
+from da3_ros.derived.measuring import MeasuringLoad
 from da3_ros.inference.devices import SMALLER, Device
 from da3_ros.inference.memory_footprint import Footprint, Shape, footprint
 from da3_ros.inference.preprocess import fit_size
@@ -67,7 +66,7 @@ class Request:
     # Sizes (H, W) of other cameras' images in the network: each needs an engine of its own.
     other_sizes: tuple[tuple[int, int], ...] = ()
     gaussians: bool = False  # whether new views get Gaussians too
-    dense: DenseConfig | None = None  # of measuring keyframes' depth beside the windows; None: not
+    measuring: MeasuringLoad | None = None  # of keyframes' depth, beside the windows
 
 
 @dataclass(frozen=True)
@@ -360,17 +359,18 @@ def _plan(device: Device, request: Request, choice: _Settings, budget: int, fact
         fixed=SLACK
         + device.context()
         + (companion.weights if companion else 0)
-        + _dense(device, request, (width, height)),
+        + _measuring(device, request, (width, height)),
         reduced=_reductions(request, choice),
         backend=choice.backend,
     )
 
 
-def _dense(device: Device, request: Request, size: tuple[int, int]) -> int:
-    """Bytes of measuring keyframes' depth, in the host's memory. size: (width, height)."""
-    if request.dense is None or not device.shares_host:
+def _measuring(device: Device, request: Request, size: tuple[int, int]) -> int:
+    """Bytes of measuring keyframes' depth, in the device's memory. size: (width, height)."""
+    load = request.measuring
+    if load is None:
         return 0
-    return measuring_bytes(size, request.dense.size)
+    return load.search_bytes(size) + (load.kept_bytes(size) if device.shares_host else 0)
 
 
 def kept_views(window: int, new: int) -> int:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from da3_ros.backends.compiled import CHECKS
-from da3_ros.config import DenseConfig, InferenceConfig
+from da3_ros.config import InferenceConfig
+from da3_ros.derived.measuring import MeasuringLoad
 from da3_ros.geometry.projection import resize_K
 from da3_ros.inference.devices import open_device
 from da3_ros.inference.feature_cache import CachePolicy, Download, FeatureCache, Prefix
@@ -60,7 +61,7 @@ class InferenceSession(Session):
         companion: CompanionModel | None = None,
         wait_for_engine: bool = True,
         gaussians: bool = False,
-        dense: DenseConfig | None = None,
+        measuring: MeasuringLoad | None = None,
     ) -> None:
         """``poses``: windows may have known poses; if False, the camera encoder is dropped.
 
@@ -69,8 +70,8 @@ class InferenceSession(Session):
         ``wait_for_engine``: on a CPU, the first window waits for the network's OpenVINO engine;
         if False, windows run on torch until it is ready.
         ``gaussians``: new views also get a Gaussian per pixel; `backend` must be torch.
-        ``dense``: how keyframes' depth is measured beside the windows, whose memory the plan
-        counts; None: it is not.
+        ``measuring``: of keyframes' depth beside the windows, whose memory the plan counts;
+        None: there is none.
         """
         self.config, self._poses = config, poses
         self.hardware = open_device(config.device, config.performance_mode)
@@ -84,7 +85,7 @@ class InferenceSession(Session):
         self._base_request = Request(
             config.model, self.loaded.preferred_precision, None, config.process_res,
             window=0, new=0, poses=poses, streams=streams, companion=companion,
-            backend=self.loaded.preferred_backend, gaussians=gaussians, dense=dense,
+            backend=self.loaded.preferred_backend, gaussians=gaussians, measuring=measuring,
         )  # fmt: skip
         self.renew()
 

@@ -37,6 +37,7 @@ from da3_ros.messages.odometry_tf import open_corrections, open_prior
 from da3_ros.parameter_schema import ConfigError
 from da3_ros.pipeline.multi_camera import alone, open_pipelines
 from da3_ros.pipeline.pipeline import Pipeline
+from da3_ros.pipeline.scene_map import FINISH_S
 from da3_ros.sensors.frame_annotator import FrameAnnotator
 from da3_ros.sensors.rig_sync import Frameset
 from da3_ros.sensors.transform_tree import TransformTree
@@ -147,7 +148,11 @@ class Stream:
             log.info("warm after %.1f s, for images of 4:3", self.warm_up_s)
 
     def finish_recording(self, timeout_s: float) -> bool:
-        """Store the keyframes that wait for the disk, and no more; False if it is still busy."""
+        """Measure and store the keyframes that wait, and no more; False if the disk is still
+        busy."""
+        for pipeline in self.pipelines:
+            if pipeline.scene_map.records:
+                pipeline.scene_map.finish_depth(FINISH_S / len(self.pipelines))
         done = [p.scene_map.finish_recording(timeout_s) for p in self.pipelines]
         return all(done)
 

@@ -18,7 +18,7 @@ from da3_ros.mapping.frames import LocalFrame
 from da3_ros.mapping.free_space import THROUGH, DepthView, depth_view, looked_through
 from da3_ros.mapping.submap_points import SubmapPoints
 from da3_ros.mapping.submap_spill import Submap
-from da3_ros.types import Array, FloatImage
+from da3_ros.types import Array
 
 LOOKED_AT = 64  # submaps per keyframe, of which the next one near is judged
 REMEMBERED = 8  # keyframes of a camera that vote
@@ -63,14 +63,9 @@ class DynamicPoints:
         for judged in self._near(submap, camera, reach):
             self._judge(judged)
 
-    def measure(
-        self, id: int, depth: FloatImage, confidence: FloatImage, K: Array
-    ) -> None:  # fmt: skip
-        """Gives a keyframe its measured depth [h, w], unit of its submap, for later votes."""
-        self._voters = [
-            replace(v, view=depth_view(depth, confidence, K)) if v.id == id else v
-            for v in self._voters
-        ]
+    def measure(self, id: int, view: DepthView) -> None:
+        """Gives a keyframe its measured depth, unit of its submap, for later votes."""
+        self._voters = [replace(v, view=view) if v.id == id else v for v in self._voters]
 
     def _remember(self, voter: _Voter) -> None:
         self._voters = [v for v in self._voters if v.submap in self._submaps]

@@ -21,10 +21,11 @@ from da3_ros.geometry.projection import backproject
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.array_spill import ArraySpill, SpillBusyError
 from da3_ros.mapping.frames import LocalFrame
+from da3_ros.mapping.free_space import DepthView, depth_view
 from da3_ros.mapping.growing_points import GrowingPoints, seen_points
 from da3_ros.mapping.scene import CHUNK, Jpeg, Shot, SubmapCloud
 from da3_ros.mapping.submap_spill import Submap, SubmapSpill
-from da3_ros.mapping.voxel_map import PointCloud, VoxelMap
+from da3_ros.mapping.voxel_map import PointCloud, VoxelMap, VoxelSums
 from da3_ros.types import Array, FloatImage, Image
 
 KEPT_SHARE = 0.9  # share of a limit that is kept when it is exceeded, so that this is rare
@@ -58,9 +59,30 @@ class KeyframePoints:
         xyz = scale * points @ R.T + t.astype(np.float32)
         return seen_points(xyz, self.image[known], self.confidence[known])
 
+    def measured(self, bins: Bins) -> MeasuredPoints:
+        """Returns what the keyframe's submap needs of it; ``unit`` is that of the submap."""
+        sums = VoxelSums.of(self.within(bins.radius), bins.voxel)
+        return MeasuredPoints(sums, depth_view(self.depth, self.confidence, self.K))
+
+
+@dataclass(frozen=True)
+class Bins:
+    """How points are added to a submap; lengths in its unit."""
+
+    voxel: float  # edge length
+    radius: float  # within which points are added; 0: any
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredPoints:
+    """The points of a keyframe whose depth was measured, in its submap."""
+
+    sums: VoxelSums
+    view: DepthView  # to judge others' points
+
 
 # Id of a keyframe that waits, its points (None: as they are), and whether it waits no more.
-Replacement = tuple[int, KeyframePoints | None, bool]
+Replacement = tuple[int, MeasuredPoints | None, bool]
 
 
 class SubmapPoints:
@@ -172,8 +194,9 @@ class SubmapPoints:
         """Ends a submap's growth; its keyframes wait no more."""
         if submap is self.newest:
             self.newest = None
-        growing = self._growing.pop(submap.id)
-        self._set_cloud(submap, compact(growing.shown.cloud()))
+        cloud = compact(self._growing[submap.id].shown.cloud())  # first: it takes time
+        del self._growing[submap.id]
+        self._set_cloud(submap, cloud)
 
     def end_growth(self) -> None:
         """Makes all submaps compact; keyframes that wait keep the points that they have."""
@@ -186,27 +209,30 @@ class SubmapPoints:
         waiting: whether ``replace`` follows.
         """
         assert self.newest is not None
-        points = self._within(keyframe, self.newest, radius)
+        points = keyframe.within(radius * keyframe.unit / self.newest.T_map_submap.scale)
         self._growing[self.newest.id].insert(points, keyframe.id if waiting else None)
 
-    def replace(self, submap: Submap, keyframes: Iterable[Replacement], radius: float) -> None:
-        """Replaces the points of keyframes of one submap that wait; others are left out.
+    def bins(self, submap: Submap, radius: float) -> Bins | None:
+        """Returns how the points of a keyframe that waits are added up; None: none waits.
 
         radius: as for ``insert``.
         """
         growing = self._growing.get(submap.id)
         if growing is None:
+            return None
+        return Bins(growing.shown.voxel, radius / submap.T_map_submap.scale)
+
+    def replace(self, submap: Submap, keyframes: Iterable[Replacement]) -> None:
+        """Replaces the points of keyframes of one submap that wait; others are left out."""
+        growing = self._growing.get(submap.id)
+        if growing is None:
             return
         growing.replace(
-            (id, None if one is None else self._within(one, submap, radius), stays)
+            (id, None if one is None else one.sums, stays)
             for id, one, stays in keyframes if id in growing.waiting
         )  # fmt: skip
         if submap is not self.newest and not growing.waiting:
             self._make_compact(submap)
-
-    @staticmethod
-    def _within(keyframe: KeyframePoints, submap: Submap, radius: float) -> PointCloud:
-        return keyframe.within(radius * keyframe.unit / submap.T_map_submap.scale)
 
     def keep_image(self, submap: Submap, frame: LocalFrame) -> None:
         """Stores a keyframe's image as JPEG."""

@@ -28,7 +28,7 @@ from da3_ros.mapping.scene import (
     SubmapCloud,
     join,
 )
-from da3_ros.mapping.submap_points import KeyframePoints, Replacement, SubmapPoints
+from da3_ros.mapping.submap_points import Bins, KeyframePoints, Replacement, SubmapPoints
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.mapping.trajectory import MAX_POSES, ROW, Poses, Trajectory
 from da3_ros.mapping.voxel_map import PointCloud
@@ -232,11 +232,17 @@ class SubmapStore:
         """Replaces the points of keyframes that wait, as ``SubmapPoints.replace``."""
         one = self.submaps.get(submap)
         if one is not None:
-            self.points.replace(one, keyframes, self._radius())
+            self.points.replace(one, keyframes)
             for id, points, _ in keyframes:
                 if points is not None:
-                    self._dynamic.measure(id, points.depth, points.confidence, points.K)
+                    self._dynamic.measure(id, points.view)
             self.revision = next(_REVISIONS)
+
+    def bins(self, submap: int) -> Bins | None:
+        """Returns how the points of a keyframe that waits are added up, as
+        ``SubmapPoints.bins``."""
+        one = self.submaps.get(submap)
+        return None if one is None else self.points.bins(one, self._radius())
 
     @property
     def staying(self) -> Collection[int]:

@@ -8,7 +8,6 @@ number of points.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,15 +44,78 @@ class PointCloud:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class VoxelSums:
+    """Points added up by voxel: what a keyframe adds to a ``VoxelMap``."""
+
+    voxel: float  # edge length
+    keys: NDArray[np.int64]  # [V] unique
+    cells: NDArray[np.int32]  # [V, 3]
+    sums: NDArray[np.float32]  # [V, COLUMNS]
+    count: NDArray[np.int32]  # [V] observations
+
+    @staticmethod
+    def of(points: PointCloud, voxel: float) -> VoxelSums:
+        """Adds points up, weighted by confidence; those outside a map's range are left out."""
+        cells, inside = _cells(points.xyz, voxel)
+        keys, first, inverse = np.unique(_keys(cells), return_index=True, return_inverse=True)
+        seen = points.count[inside].astype(np.float64)
+        certain = points.confidence[inside].astype(np.float64)
+        offset = points.xyz[inside] / voxel % 1.0
+        columns = (*offset.T, *points.rgb[inside].T, certain, np.ones(len(certain)))
+        sums = np.empty((len(keys), COLUMNS), np.float32)
+        for n, values in enumerate(columns):
+            weighted = values * certain * seen
+            sums[:, n] = np.bincount(inverse, weights=weighted, minlength=len(keys))
+        count = np.bincount(inverse, weights=seen, minlength=len(keys)).astype(np.int32)
+        return VoxelSums(voxel, keys, cells[first].astype(np.int32), sums, count)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, bytes."""
+        return sum(a.nbytes for a in (self.keys, self.cells, self.sums, self.count))
+
+    def cloud(self) -> PointCloud:
+        """Returns the weighted mean of each voxel's points."""
+        mean = self.sums[:, :7] / self.sums[:, 7:]
+        return PointCloud(
+            xyz=((self.cells + mean[:, :3]) * self.voxel).astype(np.float32),
+            rgb=np.clip(np.rint(mean[:, 3:6]), 0, 255).astype(np.uint8),
+            confidence=mean[:, 6].astype(np.float32),
+            count=self.count,
+        )
+
+    def outside(self, keys: NDArray[np.int64], voxel: float) -> VoxelSums:
+        """Returns the voxels that are, or whose mean point is, in none of those with these
+        ``keys`` and this edge length."""
+        own = self.keys if voxel == self.voxel else voxel_keys(self.cloud().xyz, voxel)
+        chosen = np.isin(own, keys, invert=True)
+        return VoxelSums(
+            self.voxel, self.keys[chosen], self.cells[chosen], self.sums[chosen],
+            self.count[chosen],
+        )  # fmt: skip
+
+    def regridded(self, voxel: float) -> VoxelSums:
+        """Returns the mean points, added up in voxels of this edge length."""
+        return self if voxel == self.voxel else VoxelSums.of(self.cloud(), voxel)
+
+
 class VoxelMap:
-    """Voxels of one edge length, in the order of their first observation."""
+    """Voxels of one edge length, in the order of their first observation.
+
+    Another thread may read ``len`` and ``nbytes``.
+    """
 
     def __init__(self, voxel: float) -> None:
         self.voxel = voxel
+        self._voxels = 0
         self._clear(1 << 12)
 
     def __len__(self) -> int:
-        return self._size - self._empty
+        return self._voxels
 
     @property
     def nbytes(self) -> int:
@@ -72,37 +134,28 @@ class VoxelMap:
 
         ``count`` [M]: number of observations that each point is the mean of; by default one.
         """
-        cells, inside = _cells(xyz, self.voxel)
-        keys = _keys(cells)
-        if not len(keys):
-            return
-        unique, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
-        before = self._size
-        rows = self._rows(unique)
-        self._empty -= int(((rows < before) & (self._count[rows] == 0)).sum())
-        self._cells[rows] = cells[first]
-        seen = np.ones(len(keys)) if count is None else count[inside].astype(np.float64)
-        certain = confidence[inside].astype(np.float64)
-        offset = xyz[inside] / self.voxel % 1.0
-        values: Array = np.column_stack((offset, rgb[inside], certain, np.ones(len(keys))))
-        for column in range(COLUMNS):
-            weighted = values[:, column] * certain * seen
-            total = np.bincount(inverse, weights=weighted, minlength=len(unique))
-            self._sums[rows, column] += total.astype(np.float32)
-        hits = np.bincount(inverse, weights=seen, minlength=len(unique))
-        self._count[rows] += hits.astype(np.int32)
+        seen = np.broadcast_to(np.int32(1), len(xyz)) if count is None else count
+        self.add(VoxelSums.of(PointCloud(xyz, rgb, confidence, seen), self.voxel))
+
+    def add(self, points: VoxelSums) -> None:
+        """Adds points that were added up by this map's voxels."""
+        rows = self._rows(points.keys)
+        new = int((self._count[rows] == 0).sum())
+        self._cells[rows] = points.cells
+        self._sums[rows] += points.sums
+        self._count[rows] += points.count
+        self._voxels += new
+
+    def subtract(self, points: VoxelSums) -> None:
+        """Takes away what was added before, but for rounding; removed voxels are left out."""
+        rows = self._rows(points.keys)
+        self._sums[rows] -= points.sums
+        self._count[rows] -= points.count
+        self._make_empty(rows[self._count[rows] == 0])
 
     def cloud(self, chosen: slice = slice(None)) -> PointCloud:
         """Returns all voxels, or ``chosen`` of them, each at the weighted mean of its points."""
-        rows = self._full()[chosen]
-        sums = self._sums[rows]
-        mean = sums[:, :7] / sums[:, 7:]
-        return PointCloud(
-            xyz=((self._cells[rows] + mean[:, :3]) * self.voxel).astype(np.float32),
-            rgb=np.clip(np.rint(mean[:, 3:6]), 0, 255).astype(np.uint8),
-            confidence=mean[:, 6].astype(np.float32),
-            count=self._count[rows],
-        )
+        return self._at(self._full()[chosen]).cloud()
 
     def positions(self) -> NDArray[np.float32]:
         """Returns the positions [M, 3] of all voxels' points, as in ``cloud``."""
@@ -112,25 +165,20 @@ class VoxelMap:
 
     def remove(self, chosen: Array) -> None:
         """Empties voxels by their indices [K] in ``cloud``; observations may fill them again."""
-        rows = self._full()[chosen]
-        self._sums[rows], self._count[rows] = 0, 0
-        self._empty += len(rows)
+        self._make_empty(self._full()[chosen])
 
     def keys(self, chosen: Array) -> NDArray[np.int64]:
         """Returns the keys [K] of voxels by their indices in ``cloud``."""
         return np.asarray(self._keys[self._full()[chosen]])
 
-    def remove_keys(self, keys: NDArray[np.int64]) -> None:
-        """Empties the voxels with these ``keys``; others than this map has are ignored."""
-        self.remove(np.flatnonzero(np.isin(self._keys[self._full()], keys)))
+    def _at(self, rows: Array) -> VoxelSums:
+        return VoxelSums(
+            self.voxel, self._keys[rows], self._cells[rows], self._sums[rows], self._count[rows]
+        )
 
-    def copy(self) -> VoxelMap:
-        """Returns a map with equal voxels that shares no memory with this one."""
-        out = copy.copy(self)
-        for name, value in vars(self).items():
-            if isinstance(value, np.ndarray):
-                setattr(out, name, value.copy())
-        return out
+    def _make_empty(self, rows: Array) -> None:
+        self._sums[rows], self._count[rows] = 0, 0
+        self._voxels -= len(rows)
 
     def _full(self) -> Array:
         """Returns the rows of voxels that have points."""
@@ -145,8 +193,7 @@ class VoxelMap:
         # Offsets in the voxel, not positions, so that float32 sums stay exact far from the origin.
         self._sums = np.zeros((capacity, COLUMNS), dtype=np.float32)
         self._count = np.zeros(capacity, dtype=np.int32)
-        self._size = 0
-        self._empty = 0  # rows of removed voxels; a row stays in the table
+        self._size = 0  # rows, also of removed voxels
 
     def _rows(self, keys: Array) -> Array:
         """Returns the row of each of the unique ``keys``; new keys get a row."""
@@ -179,16 +226,15 @@ class VoxelMap:
         return keys % len(self._table)
 
     def _reserve(self, needed: int) -> None:
-        """Makes room for ``needed`` rows; doubling keeps the cost per point constant."""
+        """Makes room for ``needed`` rows; forgets those of removed voxels where there is none.
+        Doubling keeps the cost per point constant."""
         if needed <= len(self._keys):
             return
-        size, empty = self._size, self._empty
-        keys, cells = self._keys[:size], self._cells[:size]
-        sums, count = self._sums[:size], self._count[:size]
-        self._clear(1 << int(needed - 1).bit_length())
-        rows = self._rows(keys)
-        self._cells[rows], self._sums[rows], self._count[rows] = cells, sums, count
-        self._empty = empty
+        old, removed = self._at(self._full()), self._size - self._voxels
+        # A quarter more than is needed now, so that removed voxels do not make this frequent.
+        self._clear(1 << int((needed - removed) * 5 // 4 - 1).bit_length())
+        rows = self._rows(old.keys)
+        self._cells[rows], self._sums[rows], self._count[rows] = old.cells, old.sums, old.count
 
 
 def voxel_keys(xyz: Array, voxel: float) -> NDArray[np.int64]:

@@ -5,17 +5,25 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from da3_ros.config import DenseConfig
+import numpy as np
+import torch
+
+from da3_ros.config import DenseConfig, DepthConfig
 from da3_ros.derived.measuring import (
     DepthMeasurement,
     JobResult,
+    Measurable,
     Measured,
     MeasureJob,
     Poses,
 )
+from da3_ros.mapping.depth_filter import filter_depth, without_smears
+from da3_ros.mapping.submap_points import Bins, KeyframePoints, MeasuredPoints
+from da3_ros.types import Array
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +31,51 @@ WAITING = 4  # keyframes that may wait for a thread
 REPORTED = 10  # failures that are logged; all are counted
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
+class PointsMaker:
+    """Makes points of measured keyframes, as the map is now. Owns what it reads: it may run in a
+    thread."""
+
+    filters: DepthConfig
+    places: Mapping[int, tuple[Array, Bins]]  # ``T_submap_camera`` [4, 4], by id of the keyframe
+
+    def points(self, one: Measured) -> MeasuredPoints | None:
+        """Returns a keyframe's points; None: they stay as they are."""
+        keyframe = one.keyframe
+        if keyframe.id not in self.places or (one.dense is None and not one.is_withdrawn):
+            return None
+        T_submap_camera, bins = self.places[keyframe.id]
+        depth = keyframe.depth if one.dense is None else one.dense.depth
+        sky = np.isposinf(depth)
+        filtered = filter_depth(depth, keyframe.confidence, self.filters, sky=sky)
+        if self.filters.edge_filter:
+            filtered = without_smears(filtered)
+        return KeyframePoints(
+            keyframe.id, filtered, keyframe.confidence, keyframe.image, keyframe.K,
+            T_submap_camera, 1.0,
+        ).measured(bins)  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What a job has found of a keyframe."""
+
+    measured: Measured
+    points: MeasuredPoints | None  # None: they stay as they are
+
+
+@dataclass(frozen=True, eq=False)
+class _Done:
+    """A job that has ended."""
+
+    result: JobResult
+    found: list[Found]
+
+
+Makers = Callable[[Iterable[Measurable]], PointsMaker]  # for these keyframes
+
+
+@dataclass
 class MeasuredSoFar:
     """How much of a map was measured."""
 
@@ -71,85 +123,137 @@ class DepthMapping:
     def __init__(self, config: DenseConfig, counters: Counter[str]) -> None:
         self.config, self.counters = config, counters
         self.waits = True  # for each job, so that a recording always gives the same map
-        self.so_far = MeasuredSoFar()
-        self.newest: Measured | None = None  # the newest keyframe with measured pixels
-        self.measurement = DepthMeasurement(config.size)
+        self.device = "cpu"  # or a CUDA device
         self._thread: ThreadPoolExecutor | None = None
-        self._running: Future[JobResult] | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        """The map begins anew: what was found of the old one does not count."""
+        self.so_far = MeasuredSoFar()
         self._behind_s = 0.0  # time that earlier jobs have taken beyond ``dense.max_ms``
+        self.clear()
 
     def clear(self) -> None:
-        """The map begins anew: what was found of the old one does not count."""
+        """Forgets the keyframes that wait."""
         self.measurement = DepthMeasurement(self.config.size)
-        self._running = self.newest = None
+        self.newest: dict[str, Measured] = {}  # keyframe with measured pixels, by camera
+        self._running: Future[_Done] | None = None
 
-    def end_window(self, poses: Poses) -> list[Measured]:
+    def end_window(self, poses: Poses, makers: Makers) -> list[Found]:
         """Goes on after a window; returns what was found."""
         self.measurement.end_window()
         out = self._collect()
         if self._running is None:
             if not self.waits:
                 self._drop_late()
-            self._start(self.measurement.job(poses))
+            self._start(self.measurement.job(poses), makers)
             out += self._collect()
         return out
 
-    def finish(self, poses: Poses) -> list[Measured]:
-        """Measures all keyframes that wait, with what there is; returns what was found."""
-        out = self._collect(wait=True)
-        while (job := self.measurement.job(poses, ends=True)) is not None:
-            self._start(job)
+    def finish(
+        self, poses: Poses, makers: Makers, timeout_s: float | None = None
+    ) -> list[Found]:  # fmt: skip
+        """Measures all keyframes that wait, with what there is; returns what was found.
+
+        timeout_s: after about which time those that were not searched are left out.
+        """
+        start = time.monotonic()
+        out = self._collect(wait=True, timeout_s=timeout_s)
+        while True:
+            if timeout_s is not None:
+                left = max(0.0, timeout_s - (time.monotonic() - start))
+                self._drop(int(left / (self.so_far.seconds_per_keyframe or timeout_s)), ends=True)
+            job = self.measurement.job(poses, ends=True)
+            if job is None:
+                return out
+            self._running = self._ended(job, makers)
             out += self._collect(wait=True)
-        return out
 
     def _drop_late(self) -> None:
         """Drops keyframes that a thread has no time for, oldest first."""
         is_behind = self.config.max_ms > 0 and self._behind_s > 0
-        dropped = self.measurement.drop_waiting(0 if is_behind else WAITING)
+        dropped = self._drop(0 if is_behind else WAITING)
         if is_behind:  # each makes up for a part of what earlier ones took
             self._behind_s -= 1e-3 * self.config.max_ms * dropped
-        self.counters["keyframes_depth_skipped"] += dropped
 
-    def _start(self, job: MeasureJob | None) -> None:
+    def _drop(self, most: int, *, ends: bool = False) -> int:
+        """Drops all but the newest ``most`` of those that wait for a search; returns how many."""
+        dropped = self.measurement.drop_waiting(most, ends=ends)
+        self.counters["keyframes_depth_skipped"] += sum(dropped)
+        return len(dropped)
+
+    def _start(self, job: MeasureJob | None, makers: Makers) -> None:
         if job is None:
             return
         if self.waits:
-            done = Future[JobResult]()
-            done.set_result(self._run(job))
-            self._running = done  # only now: Ctrl-C may come before
+            self._running = self._ended(job, makers)
             return
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "da3-dense")
-        self._running = self._thread.submit(self._run, job)
+        self._running = self._thread.submit(self._run, job, self._maker(job, makers))
 
-    def _run(self, job: MeasureJob) -> JobResult:
+    def _ended(self, job: MeasureJob, makers: Makers) -> Future[_Done]:
+        """Runs a job; not in a thread, so that Ctrl-C ends it."""
+        done = Future[_Done]()
+        done.set_result(self._run(job, self._maker(job, makers)))
+        return done
+
+    @staticmethod
+    def _maker(job: MeasureJob, makers: Makers) -> PointsMaker:
+        return makers(job.keyframes[id] for id in job.decided)
+
+    def _run(self, job: MeasureJob, maker: PointsMaker) -> _Done:
         """Runs a job; one that fails measures nothing."""
-        start = time.perf_counter()
+        start, so_far = time.perf_counter(), self.so_far
         try:
-            return job.run()
+            result = self._run_on_device(job)
+            return _Done(result, [Found(one, maker.points(one)) for one in result.measured])
         except Exception as error:
             self.counters["keyframes_depth_failed"] += len(job.due)
             if self.counters["keyframes_depth_failed"] <= REPORTED:
                 log.error("depth is not measured: %s: %s", type(error).__name__, error,
                           exc_info=True)  # fmt: skip
-            return job.unmeasured()
+            result = job.unmeasured()
+            return _Done(result, [Found(one, None) for one in result.measured])
         finally:
             seconds = time.perf_counter() - start
-            self.so_far.add_job(seconds, len(job.due))
+            so_far.add_job(seconds, len(job.due))
             self._behind_s += seconds - 1e-3 * self.config.max_ms * len(job.due)
             self._behind_s = max(0.0, self._behind_s)
 
-    def _collect(self, *, wait: bool = False) -> list[Measured]:
-        """Returns what a job has found, if it has ended."""
+    def _run_on_device(self, job: MeasureJob) -> JobResult:
+        """Runs a job on the device; on the CPU from then on if that fails there."""
+        if self.device == "cpu":
+            return job.run()
+        try:
+            # On a stream of its own, whose work gives way to the network's.
+            with torch.cuda.device(self.device), torch.cuda.stream(torch.cuda.Stream()):
+                return job.run(self.device)
+        except RuntimeError as error:
+            log.warning("depth is measured on the CPU from now on: %s", error)
+            self.device = "cpu"
+            return job.run()
+
+    def _collect(self, *, wait: bool = False, timeout_s: float | None = None) -> list[Found]:
+        """Returns what a job has found, if it has ended; one that does not in time is given up."""
         if self._running is None or not (wait or self.waits or self._running.done()):
             return []
-        result, self._running = self._running.result(), None
-        self.measurement.take(result)
-        for one in result.measured:
-            if one.stays:
-                self.so_far.add(one)
-            if one.dense is not None and (
-                self.newest is None or one.keyframe.id >= self.newest.keyframe.id
-            ):
-                self.newest = one
-        return list(result.measured)
+        running, self._running = self._running, None
+        try:
+            done = running.result(timeout_s)
+        except TimeoutError:
+            return []
+        self.measurement.take(done.result)
+        for found in done.found:
+            self._note(found.measured)
+        return done.found
+
+    def _note(self, one: Measured) -> None:
+        camera, newest = one.keyframe.camera, self.newest.get(one.keyframe.camera)
+        if one.stays:
+            self.so_far.add(one)
+        if one.dense is None:
+            if newest is not None and newest.keyframe is one.keyframe:
+                del self.newest[camera]
+        elif newest is None or one.keyframe.id >= newest.keyframe.id:
+            self.newest[camera] = one

@@ -15,7 +15,7 @@ import numpy as np
 
 from da3_ros.config import PipelineConfig
 from da3_ros.derived.depth_correction import CorrectedKeyframe, corrected_depth
-from da3_ros.derived.measuring import Measurable, Measured
+from da3_ros.derived.measuring import Measurable
 from da3_ros.derived.measuring import Pose as MeasuredPose
 from da3_ros.derived.plane_sweep import SweepView, grey_of
 from da3_ros.geometry.poses import T_ROS_MAP, invert_pose
@@ -25,7 +25,7 @@ from da3_ros.keyframe_store.recorder import Flush
 from da3_ros.keyframe_store.store import MapState
 from da3_ros.mapping.alignment import WindowAligner
 from da3_ros.mapping.covariance import PoseUncertainty
-from da3_ros.mapping.depth_filter import filter_depth, without_smears
+from da3_ros.mapping.depth_filter import without_smears
 from da3_ros.mapping.frames import LocalFrame
 from da3_ros.mapping.graph_solution import Correction
 from da3_ros.mapping.loop_closure import Infer, LoopClosure, Refine
@@ -33,10 +33,9 @@ from da3_ros.mapping.map_table import NO_SUBMAP, MapListener, MapTable, ViewRow
 from da3_ros.mapping.metric_scale import MapScale, OdomFrame, scaled_depth, scaled_pose
 from da3_ros.mapping.pose_hint import PoseHint
 from da3_ros.mapping.scene import REFERENCE
-from da3_ros.mapping.submap_points import KeyframePoints
 from da3_ros.mapping.submaps import Snapshot, SubmapStore
 from da3_ros.pipeline.delivery import PlacedWindow, tracked_frame, with_covariance
-from da3_ros.pipeline.depth_mapping import DepthMapping
+from da3_ros.pipeline.depth_mapping import DepthMapping, Found, PointsMaker
 from da3_ros.pipeline.keyframe_recording import KeyframeData, KeyframeRecording
 from da3_ros.pipeline.map_following import MapFollowing
 from da3_ros.pipeline.saved_recognition import usable_recognition, with_recognition
@@ -46,6 +45,7 @@ from da3_ros.types import Array, Scale, TrackedFrame, Window, WindowEstimate
 log = logging.getLogger(__name__)
 
 
+FINISH_S = 1.0  # for keyframes that wait for later ones, when the map becomes read-only
 MANY_SUBMAPS = 64  # number of submaps' poses at which those that nothing needs are removed
 
 
@@ -83,6 +83,8 @@ class SceneMap(MapListener):
     def _apply_mode(self) -> None:
         """Makes the map read-only, or lets it grow, by the parameter ``mode``."""
         if self.config.mode == "localization":
+            if not self.localizes:
+                self.finish_depth(FINISH_S)
             self.dense.clear()
         set_read_only(self.config.mode == "localization", self.submaps, self.loops, self.scale)
 
@@ -96,7 +98,7 @@ class SceneMap(MapListener):
         if self._spill is not None:
             self._spill.begin()
         self.table.clear()
-        self.dense.clear()
+        self.dense.restart()
         self.submaps = SubmapStore(self.config.map, self._spill, self.table)
         self.odom, self._prune_at = OdomFrame(), MANY_SUBMAPS
         self._apply_mode()
@@ -256,19 +258,20 @@ class SceneMap(MapListener):
 
     def measure_depth(self) -> None:
         """Goes on to measure the depth of keyframes, after a window."""
-        self._take_depth(self.dense.end_window(self._pose_of))
+        self._take_depth(self.dense.end_window(self._pose_of, self._points_maker))
 
-    def finish_depth(self) -> None:
-        """Measures the depth of all keyframes that wait for later ones."""
-        self._take_depth(self.dense.finish(self._pose_of))
+    def finish_depth(self, timeout_s: float | None = None) -> None:
+        """Measures the depth of all keyframes that wait for later ones; as many of them as there
+        is time for."""
+        self._take_depth(self.dense.finish(self._pose_of, self._points_maker, timeout_s))
 
     def corrected(self, frame: LocalFrame) -> LocalFrame:
         """Returns a frame with its depth as the newest measured keyframe says, where the images
         agree better with it."""
-        newest = self.dense.newest
+        newest = self.dense.newest.get(frame.camera)
         if newest is None or newest.dense is None or not frame.window.aligned:
             return frame
-        if newest.keyframe.image.shape != frame.image.shape:  # another camera, or size
+        if newest.keyframe.image.shape != frame.image.shape:
             return frame
         pose = self._pose_of(newest.keyframe)
         if pose is None or newest.keyframe.chain != frame.window.chain:
@@ -295,13 +298,12 @@ class SceneMap(MapListener):
         T = self.table.path.pose_of(keyframe.stamp_ns, keyframe.camera, keyframe.submap)
         return None if T is None else np.vstack((T, [0, 0, 0, 1]))
 
-    def _take_depth(self, found: Iterable[Measured]) -> None:
+    def _take_depth(self, results: Iterable[Found]) -> None:
         """Gives measured depth to points and recording."""
         points = defaultdict(list)
-        for one in found:
-            keyframe = one.keyframe
-            replacement = keyframe.id, self._points_of(one), one.stays
-            points[keyframe.submap].append(replacement)
+        for found in results:
+            one, keyframe = found.measured, found.measured.keyframe
+            points[keyframe.submap].append((keyframe.id, found.points, one.stays))
             if one.stays and one.dense is not None and self._recorder is not None:
                 self._recorder.measure(
                     keyframe.camera, keyframe.stamp_ns, keyframe.submap, one.dense
@@ -309,22 +311,14 @@ class SceneMap(MapListener):
         for submap, keyframes in points.items():
             self.submaps.replace_points(submap, keyframes)
 
-    def _points_of(self, one: Measured) -> KeyframePoints | None:
-        """Returns what the points of a measured keyframe are made of; None: they stay as they
-        are."""
-        keyframe, T_submap_camera = one.keyframe, self._T_submap_camera(one.keyframe)
-        if one.dense is None or T_submap_camera is None:
-            return None
-        depth = one.dense.depth
-        filtered = filter_depth(
-            depth, keyframe.confidence, self.config.depth, sky=np.isposinf(depth)
-        )
-        if self.config.depth.edge_filter:
-            filtered = without_smears(filtered)
-        return KeyframePoints(
-            keyframe.id, filtered, keyframe.confidence, keyframe.image, keyframe.K,
-            T_submap_camera, 1.0,
-        )  # fmt: skip
+    def _points_maker(self, keyframes: Iterable[Measurable]) -> PointsMaker:
+        """Returns what makes points of keyframes when they are measured, as the map is now."""
+        places = {}
+        for one in keyframes:
+            T_submap_camera, bins = self._T_submap_camera(one), self.submaps.bins(one.submap)
+            if T_submap_camera is not None and bins is not None:
+                places[one.id] = T_submap_camera, bins
+        return PointsMaker(self.config.depth, places)
 
     def _without_smears(self, frame: LocalFrame) -> LocalFrame:
         filtered = self.config.map.enabled and self.config.depth.edge_filter

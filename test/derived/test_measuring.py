@@ -9,6 +9,7 @@ import numpy as np
 from da3_ros.derived import measuring
 from da3_ros.derived.measuring import KEPT, LAST, LATER, DepthMeasurement, Measurable
 from da3_ros.synthetic import SyntheticCamera
+from da3_ros.types import DenseDepth
 
 SIZE = (168, 126)
 UNIT = 2.0  # of odometry, per unit of the submap
@@ -174,14 +175,84 @@ def test_dropped_keyframes_are_not_searched_and_their_depth_stays():
     log, (ones, _, _) = Log(), keyframes()
     for one in ones[:6]:
         log.measurement.add(one)
-    assert log.measurement.drop_waiting(2) == 2  # of 0 to 3
-    assert log.measurement.drop_waiting(2) == 0
+    assert log.measurement.drop_waiting(2) == [True, True]  # of 0 to 3, none searched yet
+    assert log.measurement.drop_waiting(2) == []
     log.step(*ones[6:])
     assert 0 not in log.searched[0]
     assert 1 not in log.searched[0]
     assert {2, 3} <= set(log.searched[0])
     stays = {one.keyframe.id: one for one in log.measured[0] if one.stays}
     assert stays[0].dense is None
+
+
+def test_cameras_of_a_rig_wait_for_keyframes_of_their_own():
+    log, (ones, _, _) = Log(), keyframes()
+    for k in range(3):  # three cameras see the walk alike
+        log.step(*(
+            dataclasses.replace(ones[3 * k + n], camera=str(n)) for n in range(3)
+        ))  # fmt: skip
+        assert log.searched[-1] == [[], [], [0, 1, 2]][k]
+    assert not any(one.stays for found in log.measured for one in found)
+
+
+def test_keyframes_of_a_camera_that_sends_no_more_do_not_wait_for_ever():
+    measurement, (ones, _, _) = DepthMeasurement(), keyframes()
+    small = dataclasses.replace(ones[0], image=ones[0].image[:28, :42],
+                                depth=ones[0].depth[:28, :42])  # fmt: skip
+    measurement.add(dataclasses.replace(small, camera="gone"))
+    for id in range(1, 2 * measuring.PASSED):
+        measurement.add(dataclasses.replace(small, id=id, camera="here"))
+        job = measurement.job(lambda one: (np.eye(4), 1.0))
+        if job is not None:
+            measurement.take(job.run())
+    assert 0 not in measurement._entries
+    assert len(measurement._entries) == KEPT
+
+
+def test_images_of_two_calibrations_of_a_camera_are_not_compared():
+    log, (ones, _, _) = Log(), keyframes()
+    early = [dataclasses.replace(one, K=1.1 * one.K) for one in ones[:3]]
+    job = log.step(*early, *ones[3:6])
+    assert set(job.due[3]) <= {4, 5}
+    assert 0 not in job.due or not {3, 4, 5} & set(job.due[0])
+
+
+def test_what_is_measured_no_more_is_withdrawn():
+    log, (ones, _, _) = Log(), keyframes()
+    for one in ones[:5]:
+        log.step(one)
+    (newest,) = log.measured[-1]
+    assert newest.keyframe.id == 2
+    assert newest.dense is not None
+    assert not newest.is_withdrawn
+    log.poses = lambda k: None  # of a submap that is gone
+    log.step(ends=True)
+    ends = {one.keyframe.id: one for one in log.measured[-1]}
+    assert all(one.stays and one.dense is None for one in ends.values())
+    was = {one.keyframe.id for found in log.measured[:-1] for one in found if one.dense}
+    assert {id for id, one in ends.items() if one.is_withdrawn} == was >= {2}
+
+
+def test_depth_that_was_not_compared_is_not_called_measured():
+    """A pole, and the edge beside it, are too thin for the smaller image."""
+    height, width = 64, 96
+    depth = np.full((height, width), 4.0, np.float32)
+    depth[:, 48:] = 2.0
+    depth[:, 20] = 1.0  # between two of the smaller image's pixels
+    image = np.zeros((height, width, 3), np.uint8)
+    one = Measurable(0, 0, 0, "", 0, image, np.eye(3), depth, np.ones_like(depth))
+    small = measuring._reduced(one, 48)
+    assert (small.depth != 1).all()
+    correction = np.where(small.depth < 3, 1.2, 0.9).astype(np.float32)
+    dense = DenseDepth(small.depth * correction, np.full_like(small.depth, 0.01),
+                       np.ones_like(small.depth, bool))  # fmt: skip
+    out = measuring._enlarged(dense, small, one)
+    expected = depth * np.where(depth < 3, 1.2, 0.9)
+    np.testing.assert_allclose(out.depth[out.measured], expected[out.measured], rtol=1e-5)
+    assert not out.measured[:, 20].any()
+    assert not out.measured[:, 46:50].any()
+    assert out.measured.mean() > 0.85
+    np.testing.assert_allclose(out.depth[:, 48:], 2.4, rtol=1e-5)  # no mixture at the edge
 
 
 def test_keyframes_of_an_older_map_are_ignored():
@@ -233,6 +304,7 @@ def test_it_gives_the_same_twice():
 
 def test_constants_fit_together():
     assert KEPT > LAST + 6  # neighbours of one that is decided on are still there
+    assert measuring.PASSED > 4 * KEPT  # rigs of four cameras and more
     assert measuring.SEARCHES == 2
 
 
@@ -242,8 +314,12 @@ def test_memory_is_predicted():
     for one in ones:
         log.step(one)
     held = log.measurement.nbytes
-    predicted = measuring.measuring_bytes(SIZE) - measuring.sweep_bytes(SIZE, measuring.MOST)
+    predicted = measuring.MeasuringLoad().kept_bytes(SIZE)
     assert 0.6 * predicted < held < 1.1 * predicted
-    half = measuring.measuring_bytes(SIZE, SIZE[0] // 2)
-    assert half < 0.6 * measuring.measuring_bytes(SIZE)
-    assert measuring.measuring_bytes(SIZE, 1000) == measuring.measuring_bytes(SIZE)
+    half, rig = measuring.MeasuringLoad(SIZE[0] // 2), measuring.MeasuringLoad(cameras=4)
+    whole = measuring.MeasuringLoad()
+    assert half.kept_bytes(SIZE) < 0.8 * whole.kept_bytes(SIZE)
+    assert half.search_bytes(SIZE) < 0.3 * whole.search_bytes(SIZE)
+    assert rig.kept_bytes(SIZE) == 4 * whole.kept_bytes(SIZE)
+    assert rig.search_bytes(SIZE) == whole.search_bytes(SIZE)
+    assert measuring.MeasuringLoad(1000).search_bytes(SIZE) == whole.search_bytes(SIZE)

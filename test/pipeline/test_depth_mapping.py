@@ -3,6 +3,7 @@
 import functools
 import threading
 import time
+from collections import defaultdict
 
 import numpy as np
 import pytest
@@ -12,6 +13,10 @@ from da3_ros.config import config_from_parameters
 from da3_ros.derived import measuring
 from da3_ros.keyframe_store.disk_limit import DiskLimit
 from da3_ros.keyframe_store.store import StoredScene
+from da3_ros.mapping import free_space, submap_points
+from da3_ros.mapping.voxel_map import VoxelSums
+from da3_ros.pipeline import depth_mapping, scene_map
+from da3_ros.pipeline.depth_mapping import MeasuredSoFar
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.evaluation import cloud_errors, fit_poses
@@ -145,9 +150,9 @@ def test_frames_do_not_wait_for_a_live_measurement(monkeypatch):
     pipeline.scene_map.dense.waits = False
     whole = measuring.MeasureJob.run
 
-    def slow(job):
+    def slow(job, device="cpu"):
         released.wait(60)
-        return whole(job)
+        return whole(job, device)
 
     monkeypatch.setattr(measuring.MeasureJob, "run", slow)
     camera, frames = walk()
@@ -208,8 +213,9 @@ def test_a_reset_forgets_what_is_measured():
     for f in frames[:12]:
         list(pipeline.push(to_frame(camera, f)))
     pipeline.reset()
-    assert pipeline.scene_map.dense.newest is None
+    assert not pipeline.scene_map.dense.newest
     assert pipeline.scene_map.dense.measurement.nbytes == 0
+    assert pipeline.scene_map.dense.so_far == MeasuredSoFar()
     results = [r for f in frames for r in pipeline.push(to_frame(camera, f))]
     list(pipeline.flush())
     assert len(results) == FRAMES
@@ -225,17 +231,100 @@ def test_it_is_off_without_refined_poses(off):
     assert pipeline.scene_map.dense.measurement.nbytes == 0
 
 
-def test_nothing_is_measured_in_a_read_only_map():
+def test_nothing_is_measured_in_a_read_only_map(tmp_path, monkeypatch):
     camera, frames = walk()
-    pipeline, _ = run(opened(), frames[:15])
-    before = pipeline.scene_map.dense.so_far.keyframes
+    pipeline = opened()
+    pipeline.store(tmp_path, None, DiskLimit(), wait=True)
+    seen = [r for f in frames[:15] for r in pipeline.push(to_frame(camera, f))]
+    so_far = pipeline.scene_map.dense.so_far
+    assert so_far.keyframes < sum(r.keyframe for r in seen)
+    monkeypatch.setattr(scene_map, "FINISH_S", 60.0)
     pipeline.reconfigure(config_from_parameters(
         {"process_res": max(SIZE), "window.size": 5, "map.voxel_m": 0.03, "mode": "localization"}
     ))  # fmt: skip
+    # Those that waited belong to the map that is read-only now.
+    assert so_far.keyframes == (before := sum(r.keyframe for r in seen))
+    points = pipeline.scene().cloud().xyz
     for f in frames[15:]:
         list(pipeline.push(to_frame(camera, f)))
     list(pipeline.flush())
     assert pipeline.scene_map.dense.so_far.keyframes == before
+    np.testing.assert_array_equal(pipeline.scene().cloud().xyz, points)
+    assert pipeline.scene_map.finish_recording()
+    with StoredScene.open(tmp_path) as scene:
+        assert len(scene.measured) == so_far.measured > before / 2
+
+
+def test_no_more_is_measured_at_the_end_than_there_is_time_for():
+    pipeline, (camera, frames) = opened(), walk()
+    for f in frames[:15]:
+        list(pipeline.push(to_frame(camera, f)))
+    dense = pipeline.scene_map.dense
+    searches = dense.so_far.searches
+    pipeline.scene_map.finish_depth(1.5 * dense.so_far.seconds_per_keyframe)
+    assert dense.so_far.searches <= searches + 1
+    assert pipeline.counters["keyframes_depth_skipped"] > 0
+    assert dense.measurement.nbytes == 0 or not dense.measurement.drop_waiting(0, ends=True)
+    points = pipeline.map.points
+    assert all(not growing.waiting for growing in points._growing.values())
+
+
+def test_a_job_that_hangs_does_not_hold_up_the_end(monkeypatch):
+    pipeline, released = opened(), threading.Event()
+    pipeline.scene_map.dense.waits = False
+    camera, frames = walk()
+    with monkeypatch.context() as during:
+        during.setattr(
+            measuring.MeasureJob, "run", lambda job, device="cpu": released.wait(60) and None
+        )
+        for f in frames[:12]:
+            list(pipeline.push(to_frame(camera, f)))
+        assert pipeline.scene_map.dense._running is not None
+    try:
+        pipeline.scene_map.finish_depth(0.05)  # it is given up, and the others are left out
+    finally:
+        released.set()
+    points = pipeline.map.points
+    assert all(not growing.waiting for growing in points._growing.values())
+
+
+def test_all_that_takes_time_is_done_in_the_thread(monkeypatch):
+    """Of a measured keyframe's points, only sums are left to the thread of the frames."""
+    threads = defaultdict(list)
+    for owner, name in (
+        (depth_mapping, "filter_depth"), (VoxelSums, "of"), (free_space, "depth_view"),
+        (submap_points, "depth_view"), (measuring, "confirmed_depth"),
+    ):  # fmt: skip
+        whole = getattr(owner, name)
+
+        def noting(*args, whole=whole, name=name, **kwargs):
+            threads[name].append(threading.current_thread() is threading.main_thread())
+            return whole(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, noting)
+    pipeline, (camera, frames) = opened(), walk()
+    pipeline.scene_map.dense.waits = False
+    keyframes = 0
+    for f in frames:
+        keyframes += sum(r.keyframe for r in pipeline.push(to_frame(camera, f)))
+        running = pipeline.scene_map.dense._running
+        while running is not None and not running.done():
+            time.sleep(0.01)
+    assert len(threads["confirmed_depth"]) > 5
+    assert not any(threads["confirmed_depth"])
+    assert not any(threads["filter_depth"])
+    assert sum(threads["of"]) == keyframes  # the network's, when they come
+    assert threads["of"].count(False) > 5
+
+
+def test_a_device_that_fails_is_used_no_more(caplog):
+    pipeline = opened()
+    pipeline.scene_map.dense.device = "cuda:7"  # is not there
+    run(pipeline, walk()[1][:12])
+    assert pipeline.scene_map.dense.device == "cpu"
+    assert caplog.text.count("depth is measured on the CPU from now on") == 1
+    assert pipeline.scene_map.dense.so_far.measured > 2
+    assert not pipeline.counters["keyframes_depth_failed"]
 
 
 def test_an_interrupted_measurement_is_no_hang(monkeypatch):
