@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +16,25 @@ from da3_ros.export.checked_files import SceneFileError
 from da3_ros.export.scene_file import SceneFile
 from da3_ros.export.scene_folder import find_scene
 from da3_ros.keyframe_store.journal import JournalError
+from da3_ros.keyframe_store.keyframe import Keyframe
+from da3_ros.keyframe_store.store import StoredScene
+from da3_ros.types import DenseDepth
+
+log = logging.getLogger(__name__)
 
 MOST_SIDE = 2048  # pixels of each of the pictures
 ROWS = 6  # keyframes
+
+
+def _readable(
+    stored: StoredScene, keys: Iterable[int]
+) -> Iterator[tuple[Keyframe, DenseDepth | None]]:
+    """Yields keyframes with their measured depth; leaves out damaged ones, with a warning."""
+    for key in keys:
+        try:
+            yield stored.load(key), stored.load_measured(key)
+        except JournalError as error:
+            log.warning("%s: it is left out", error)
 
 
 def view_dense(source: Path, target: Path, size: tuple[int, int]) -> str:
@@ -39,7 +57,9 @@ def view_dense(source: Path, target: Path, size: tuple[int, int]) -> str:
                     "its poses were not refined"
                 )
             chosen = np.linspace(0, len(keys) - 1, min(ROWS, len(keys))).round().astype(int)
-            rows = [(stored.load(keys[k]), stored.load_measured(keys[k])) for k in chosen]
+            rows = list(_readable(stored, [keys[k] for k in chosen]))
+            if not rows:
+                raise SceneFileError(f"{source}: all keyframes that were chosen are damaged")
             share = np.mean([dense.measured.mean() for _, dense in rows if dense is not None])
             total = len(stored.images)
     except JournalError as error:

@@ -27,6 +27,7 @@ from da3_ros.types import Array
 log = logging.getLogger(__name__)
 
 WAITING = 8  # keyframes that may wait for the disk
+DEPTH_WAITING = 16  # keyframes whose measured depth may wait: as many as come at once at the end
 RETRY_S = 10.0  # after a failure
 FULL = (errno.ENOSPC, errno.EDQUOT)
 SYNC_S = 2.0  # between two waits for the disk
@@ -98,7 +99,8 @@ class KeyframeRecorder:
 
         continued: the state to go on from; what the journal has beyond it is cut off. wait:
         whether ``add`` waits for the disk; else keyframes that are too many are not stored,
-        and counted (``keyframes_not_stored``). limit: of the files of the run.
+        and counted (``keyframes_not_stored``, ``depth_not_stored``). limit: of the files of the
+        run.
         """
         self._folder, self._size = folder, None if continued is None else continued.size
         self._paused, self._retry_at = False, 0.0  # after a failure of the disk, and until when
@@ -113,6 +115,7 @@ class KeyframeRecorder:
         self._share = (limit or DiskLimit()).share()
         self._queue: queue.Queue[_Item | None] = queue.Queue()
         self._room = threading.Semaphore(WAITING)
+        self._depth_room = threading.Semaphore(DEPTH_WAITING)
         self._late = _Changes()  # not given to the thread yet
         # Not written yet; of the thread.
         self._changes = _Changes() if continued is None else continued.changes
@@ -136,7 +139,7 @@ class KeyframeRecorder:
 
     def measure(self, measured: MeasuredKeyframe) -> None:
         """Stores the measured depth of a keyframe, after all that was given before."""
-        if not self._room.acquire(blocking=self._wait):
+        if not self._depth_room.acquire(blocking=self._wait):
             self._counters["depth_not_stored"] += 1
             if self._counters["depth_not_stored"] == 1:
                 log.warning("%s: the disk is too slow for all measured depth", self._folder)
@@ -213,7 +216,7 @@ class KeyframeRecorder:
                 item.done.set_result(self._attempt(None))
             elif isinstance(item, MeasuredKeyframe):
                 self._counters["depth_not_stored"] += not self._attempt(item)
-                self._room.release()
+                self._depth_room.release()
             else:
                 stored = self._attempt(item)
                 if not stored:

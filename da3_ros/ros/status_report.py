@@ -209,6 +209,7 @@ def _dense(stream: Stream) -> dict[str, Any]:
         "dense_s": so_far.seconds_per_keyframe,
         "keyframes_depth_skipped": count["keyframes_depth_skipped"],
         "keyframes_depth_failed": count["keyframes_depth_failed"],
+        "depth_not_stored": count["depth_not_stored"],
         "frames_depth_corrected": count["frames_depth_corrected"],
     }
 

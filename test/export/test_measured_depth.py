@@ -3,11 +3,13 @@
 import dataclasses
 import json
 import re
+import shutil
 
 import cv2
 import numpy as np
 import pytest
 import trimesh
+from support.journals import rewritten
 
 from da3_ros.cli import main
 from da3_ros.export.measured_depth import measured_depth
@@ -186,5 +188,21 @@ def test_a_picture_of_measured_depth(replayed, tmp_path, capsys):
     assert (picture[:, 3 * 84 :] > 0).any()
     with pytest.raises(SystemExit):
         main([*arguments, "--tracks"])
+    for broken, code in ((1, 0), (100, 1)):  # a damaged keyframe is left out, not all are
+        copied = shutil.copytree(replayed / "out", tmp_path / str(broken))
+        left = iter(range(broken))
+
+        def change(description, data, left=left):
+            if description["kind"] == "measured depth" and next(left, None) is not None:
+                data = data[:8] + bytes(16) + data[24:]
+            return description, data
+
+        rewritten(copied / "scene", change)
+        out = str(tmp_path / f"{broken}.png")
+        again = ["view", str(copied), "--dense", "--output", out, "--size", "80x60"]
+        assert main(again) == code
+        if code == 0:
+            assert cv2.imread(out).shape[0] == picture.shape[0] - 64
+    assert "all keyframes that were chosen are damaged" in capsys.readouterr().err
     assert main([*arguments, "--from", "top"]) != 0
     assert "--dense: --from and --below are for scenes" in capsys.readouterr().err

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_store import keyframe, moved, same, stored_submap
+from test_store import keyframe, measured, moved, same, stored_submap
 
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store import recorder as module
@@ -93,6 +93,26 @@ def test_frames_do_not_wait_for_a_slow_disk(tmp_path, monkeypatch, caplog):
     SlowDisk.gate.set()
     assert recorder.close(30)
     assert stamps(tmp_path) == list(range(module.WAITING))
+
+
+def test_measured_depth_takes_no_place_of_keyframes_before_a_slow_disk(
+    tmp_path, monkeypatch, caplog
+):  # fmt: skip
+    SlowDisk.gate.clear()
+    monkeypatch.setattr(module, "StoreWriter", SlowDisk)
+    recorder, counters = recorder_in(tmp_path, wait=False)
+    recorder.add(keyframe(0))
+    for _ in range(30):
+        recorder.measure(measured(0))
+    for k in range(1, module.WAITING):
+        recorder.add(keyframe(k))
+    assert counters["depth_not_stored"] == 30 - module.DEPTH_WAITING
+    assert caplog.text.count("the disk is too slow for all measured depth") == 1
+    SlowDisk.gate.set()
+    assert recorder.close(30)
+    assert counters["keyframes_stored"] == module.WAITING
+    with StoredScene.open(tmp_path) as scene:
+        assert len(scene.measured) == 1
 
 
 class FullDisk(StoreWriter):
