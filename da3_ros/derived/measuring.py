@@ -2,9 +2,9 @@
 
 The newest keyframes of each camera are kept, with images and depth. One is searched
 (`plane_sweep`) when keyframes of its camera after it are there too, so that neighbours lie on both
-sides of it, or when none comes for a while; what its neighbours confirm is known at once, and again
-when these were searched too. Then its depth stays. Poses are asked for when they are needed: they
-belong to the map.
+sides of it, or when none comes for a while; what its neighbours confirm is known at once, and
+again when these were searched too. Then its depth stays. Poses are asked for when they are needed:
+they belong to the map.
 """
 
 from __future__ import annotations
