@@ -106,28 +106,27 @@ def confirmed_depth(
     view: SweepView, network: FloatImage, own: Search,
     neighbours: Mapping[int, tuple[SweepView, Search]],
 ) -> DenseDepth:  # fmt: skip
-    """Returns depth as ``dense_depth``: measured where neighbours confirm what was decided.
+    """Returns depth as ``dense_depth``: measured where neighbours confirm what was decided, by the
+    mean of what they and the view itself have found.
 
     neighbours: those that were searched too, by their number in the view's own search.
     """
     disparity = own.disparity[list(neighbours)].astype(np.float32)
     swept = np.where(own.decided, own.depth, np.float32(np.nan))
     others = [(other, search.depth) for other, search in neighbours.values()]
-    agree = agreement(view, swept, others, disparity)
-    return dense_depth(network, swept, agree, disparity)
+    return dense_depth(network, swept, differences(view, swept, others), disparity)
 
 
-def agreement(
-    view: SweepView, depth: FloatImage, others: Sequence[tuple[SweepView, FloatImage]],
-    disparity: Array,
-) -> Array:  # fmt: skip
-    """Returns how well neighbours show the same point [N, h, w]: 1 exactly, over 0 within the
-    tolerance, negative beyond it; 0 where a neighbour does not see it or could not tell.
+def differences(
+    view: SweepView, depth: FloatImage, others: Sequence[tuple[SweepView, FloatImage]]
+) -> Array:
+    """Returns by how much neighbours see each point farther away [N, h, w], in log depth; NaN
+    where they do not see it.
 
-    others: with their depth. disparity: [N, h, w] pixels per unit of log depth.
+    others: with their depth.
     """
     points = backproject(depth, view.K)
-    out = np.zeros((len(others), *depth.shape), np.float32)
+    out = np.empty((len(others), *depth.shape), np.float32)
     for k, (other, their) in enumerate(others):
         T = np.linalg.inv(other.T_frame_camera) @ view.T_frame_camera
         at = points @ T[:3, :3].T.astype(np.float32) + T[:3, 3].astype(np.float32)
@@ -139,9 +138,18 @@ def agreement(
                 their, x.astype(np.float32), y.astype(np.float32), cv2.INTER_LINEAR,
                 borderMode=cv2.BORDER_CONSTANT, borderValue=float("nan"),
             )  # fmt: skip
-            close = 1 - np.abs(np.log(seen / z)) / _tolerance(disparity[k])
-        out[k] = np.where(np.isfinite(close) & (disparity[k] >= LEAST_DISPARITY), close, 0)
-    return out
+            out[k] = np.log(seen / z)
+    return np.where(np.isfinite(out), out, np.float32(np.nan))
+
+
+def agreement(apart: Array, disparity: Array) -> Array:
+    """Returns how well neighbours show the same point [N, h, w]: 1 exactly, over 0 within the
+    tolerance, negative beyond it; 0 where a neighbour does not see it or could not tell.
+
+    apart: as of ``differences``. disparity: [N, h, w] pixels per unit of log depth.
+    """
+    close = 1 - np.abs(apart) / _tolerance(disparity)
+    return np.where(np.isfinite(close) & (disparity >= LEAST_DISPARITY), close, 0)
 
 
 def _tolerance(disparity: Array) -> Array:
@@ -150,18 +158,21 @@ def _tolerance(disparity: Array) -> Array:
 
 
 def dense_depth(
-    network: FloatImage, swept: FloatImage, agree: Array, disparity: Array
+    network: FloatImage, swept: FloatImage, apart: Array, disparity: Array
 ) -> DenseDepth:
     """Returns depth measured where neighbours agree, and corrected elsewhere; if they agree in too
     few pixels, the network's.
 
-    network, swept: [h, w] depth; swept NaN where the images do not decide it. agree: [N, h, w],
-    disparity: as of and in ``agreement``.
+    network, swept: [h, w] depth; swept NaN where the images do not decide it. apart, disparity:
+    [N, h, w] as in ``agreement``.
     """
     known = np.isfinite(network) & (network > 0)
     decided = known & np.isfinite(swept)
+    agree = agreement(apart, disparity)
     there = (agree != 0) & (agree > 1 - _widening(agree, disparity))
     measured = _measured(known, swept, there, disparity)
+    # Each search errs for itself: their mean is a third nearer than one of them.
+    swept = swept * np.exp(np.where(there, apart, 0).sum(axis=0) / (1 + there.sum(axis=0)))
     sigma = _match_sigma(agree, there, disparity)
     depth, rest = network.copy(), np.full(network.shape, UNMEASURED, np.float32)
     if measured.any():
@@ -200,7 +211,7 @@ def _match_sigma(agree: Array, there: NDArray[np.bool_], disparity: Array) -> Ar
     there: [N, h, w] which neighbours confirm it.
     """
     information = (np.where(there, disparity, 0) ** 2).sum(axis=0) / PIXEL_NOISE**2
-    # The match of the view itself is in all of them: more neighbours do not remove its noise.
+    # The view's own image is in all of them: more neighbours do not remove its noise.
     return np.sqrt(2 / np.maximum(information, 1e-12) + _pose_variance(agree, disparity))
 
 

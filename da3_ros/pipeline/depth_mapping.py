@@ -120,10 +120,13 @@ class MeasuredSoFar:
 class DepthMapping:
     """Measures the newest keyframes of one map. Not thread-safe."""
 
-    def __init__(self, config: DenseConfig, counters: Counter[str]) -> None:
+    def __init__(
+        self, config: DenseConfig, counters: Counter[str], device: str = "cpu"
+    ) -> None:  # fmt: skip
+        """device: that searches, if it is a CUDA device: Apple's lack some of what that needs."""
         self.config, self.counters = config, counters
         self.waits = True  # for each job, so that a recording always gives the same map
-        self.device = "cpu"  # or a CUDA device
+        self.device = device if device.startswith("cuda") else "cpu"
         self._thread: ThreadPoolExecutor | None = None
         self.restart()
 

@@ -57,9 +57,6 @@ class Pipeline:
         self.refinement, self.pose_search = self._steps.refinement, self._steps.pose_search
         self.scale, self.loops = self.scene_map.scale, self.scene_map.loops
         self.config, self.session = config, session
-        device = session.status().device
-        if device.startswith("cuda"):  # Apple's GPU lacks some of what a search needs
-            self.scene_map.dense.device = device
         self._steps.start_at_origin()
 
     # Frames --------------------------------------------------------------------------------------

@@ -52,13 +52,16 @@ MANY_SUBMAPS = 64  # number of submaps' poses at which those that nothing needs 
 class SceneMap(MapListener):
     """Owns the map's table, the submaps, the loops, the map's scale and ``T_ros_map``."""
 
-    def __init__(self, config: PipelineConfig, counters: Counter[str]) -> None:
+    def __init__(
+        self, config: PipelineConfig, counters: Counter[str], device: str = "cpu"
+    ) -> None:  # fmt: skip
+        """device: of the network, which measures depth too."""
         self.config = config
         self.table = MapTable()
         self.scale = MapScale(config.scale, self.table)
         self.submaps = SubmapStore(config.map, table=self.table)
         self.loops = LoopClosure(self.table)
-        self.dense = DepthMapping(config.dense, counters)
+        self.dense = DepthMapping(config.dense, counters, device)
         self.table.listeners.append(self)
         self.odom = OdomFrame()
         self._prune_at = MANY_SUBMAPS

@@ -67,7 +67,7 @@ class WindowSteps(MapListener):
         self.config, self.counters = config, counters
         self.builder = WindowBuilder(config, counters)
         self.inference = inference
-        self.scene_map = SceneMap(config, counters)
+        self.scene_map = SceneMap(config, counters, inference.session.status().device)
         error = inference.session.motion_error or UNMEASURED
         self.odometry = WindowOdometry(config, error, counters, self.scene_map.table)
         self.scene_map.table.listeners.append(self)

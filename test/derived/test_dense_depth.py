@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support import painted_walls
 
-from da3_ros.derived.dense_depth import agreement, choose_neighbours, dense_depth
+from da3_ros.derived.dense_depth import agreement, choose_neighbours, dense_depth, differences
 from da3_ros.derived.plane_sweep import SweepView, sweep
 from da3_ros.synthetic import SyntheticCamera
 
@@ -83,6 +83,7 @@ def test_the_stated_deviation_is_that_of_the_error(where, seed, walk):
         for k, dense in of_room(seed, walk).items()
         for at in [(dense.measured == (where == "measured")) & np.isfinite(frames[k].depth)]
     ]
+    print("NEES", where, seed, np.mean(np.concatenate(squares)))
     assert 0.3 < np.mean(np.concatenate(squares)) < 3
 
 
@@ -146,9 +147,9 @@ def test_nothing_is_measured_where_images_say_nothing(images):
 
 def test_a_few_pixels_that_agree_by_chance_change_nothing():
     given = room()[2][MIDDLE]
-    agree = np.zeros((2, *given.shape), bool)
-    agree[:, 50, 50:60] = True
-    dense = dense_depth(given, 1.2 * given, agree, np.full(agree.shape, 20.0))
+    apart = np.full((2, *given.shape), np.nan)
+    apart[:, 50, 50:60] = 0
+    dense = dense_depth(given, 1.2 * given, apart, np.full(apart.shape, 20.0))
     np.testing.assert_array_equal(dense.depth, given)
     assert not dense.measured.any()
 
@@ -156,33 +157,43 @@ def test_a_few_pixels_that_agree_by_chance_change_nothing():
 def agreeing(share):
     """Depth of 2 found where the network has 1.8; two neighbours agree on a share of the rows."""
     network = np.full((60, 80), 1.8, np.float32)
-    agree = np.zeros((2, 60, 80), np.float32)
-    agree[:, : int(60 * share)] = 1.0
-    return network, np.full_like(network, 2.0), agree, np.full(agree.shape, 20.0, np.float32)
+    apart = np.full((2, 60, 80), np.nan, np.float32)
+    apart[:, : int(60 * share)] = 0
+    return network, np.full_like(network, 2.0), apart, np.full(apart.shape, 20.0, np.float32)
 
 
 def test_a_speckle_of_another_depth_is_not_measured():
-    network, swept, agree, disparity = agreeing(0.8)
+    network, swept, apart, disparity = agreeing(0.8)
     swept[10:14, 10:14] = 1.5
-    dense = dense_depth(network, swept, agree, disparity)
+    dense = dense_depth(network, swept, apart, disparity)
     assert dense.measured[:48].sum() == 48 * 80 - 16
     assert not dense.measured[10:14, 10:14].any()
 
 
 def test_what_one_neighbour_confirms_is_not_called_measured_but_taken():
-    network, swept, agree, disparity = agreeing(0.5)
-    agree[0, 40:50], swept[40:50] = 1.0, 2.1
-    dense = dense_depth(network, swept, agree, disparity)
+    network, swept, apart, disparity = agreeing(0.5)
+    apart[0, 40:50], swept[40:50] = 0, 2.1
+    dense = dense_depth(network, swept, apart, disparity)
     assert not dense.measured[40:].any()
     np.testing.assert_array_equal(dense.depth[40:50], swept[40:50])
     np.testing.assert_allclose(dense.depth[50:], 2.0, rtol=1e-5)  # as corrected
 
 
 def test_depth_that_few_of_those_who_could_confirm_is_not_measured():
-    network, swept, agree, disparity = agreeing(0.08)
-    assert not dense_depth(network, swept, agree, disparity).measured.any()
+    network, swept, apart, disparity = agreeing(0.08)
+    assert not dense_depth(network, swept, apart, disparity).measured.any()
     swept[8:] = np.nan  # nothing to confirm there
-    assert dense_depth(network, swept, agree, disparity).measured.any()
+    assert dense_depth(network, swept, apart, disparity).measured.any()
+
+
+def test_measured_depth_is_the_mean_of_what_those_that_agree_have_found():
+    network, swept, apart, disparity = agreeing(1.0)
+    apart = np.concatenate([apart, np.full_like(apart[:1], 0.05)])  # one that does not
+    apart[0], apart[1, :, 40:] = 0.009, -0.006
+    dense = dense_depth(network, swept, apart, np.full(apart.shape, 20.0))
+    assert dense.measured.all()
+    np.testing.assert_allclose(dense.depth[:, :40], 2 * np.exp(0.003), rtol=1e-6)
+    np.testing.assert_allclose(dense.depth[:, 40:], 2 * np.exp(0.001), rtol=1e-6)
 
 
 def test_neighbours_that_hardly_move_a_pixel_confirm_nothing():
@@ -190,7 +201,8 @@ def test_neighbours_that_hardly_move_a_pixel_confirm_nothing():
     depth = given[MIDDLE]
     others = [(views[MIDDLE], depth)] * 2
     for disparity, expected in ((3.0, 0), (10.0, 1)):
-        agree = agreement(views[MIDDLE], depth, others, np.full((2, *depth.shape), disparity))
+        apart = differences(views[MIDDLE], depth, others)
+        agree = agreement(apart, np.full(apart.shape, disparity))
         np.testing.assert_allclose(agree[:, 1:-1, 1:-1], expected, atol=1e-3)
 
 
@@ -234,9 +246,9 @@ def test_pixels_without_depth_stay_without_it():
         hole[20:40, 20:60], hole[60:80, 20:60] = np.nan, np.inf
     full = [np.where(np.isfinite(h), h, 3.0).astype(np.float32) for h in holes]
     found = sweep(views[MIDDLE], [views[2], views[4]], full[MIDDLE])
-    agree = np.ones((2, *SIZE[::-1]), bool)
+    apart = np.zeros((2, *SIZE[::-1]))
     swept = np.full(SIZE[::-1], 2.0, np.float32)
-    dense = dense_depth(holes[MIDDLE], swept, agree, found.disparity.numpy())
+    dense = dense_depth(holes[MIDDLE], swept, apart, found.disparity.numpy())
     assert np.isnan(dense.depth[20:40, 20:60]).all()
     assert np.isposinf(dense.depth[60:80, 20:60]).all()
     assert not dense.measured[20:40, 20:60].any()

@@ -35,7 +35,7 @@ def walk(frames=22, laps=1, room=100, size=SIZE):
 def config(refine=False, **values):
     return config_from_parameters({
         "model": "da3-tiny", "window.size": 6, "process_res": SIZE[0], "map.voxel_m": 0.02,
-        "refinement.enabled": refine, **values,
+        "refinement.enabled": refine, "dense.enabled": False, **values,
     })  # fmt: skip
 
 

@@ -33,7 +33,10 @@ def walk():
 
 def run(walk, session=None, frames=None, live=False, **values):
     camera, true = walk
-    settings = {"process_res": max(SIZE), "window.size": 5, "map.voxel_m": 0.02, **values}
+    settings = {
+        "process_res": max(SIZE), "window.size": 5, "map.voxel_m": 0.02,
+        "dense.enabled": False, **values,
+    }  # fmt: skip
     pipeline = Pipeline(
         config_from_parameters(settings), session or TruthSession(true, noise=NOISE)
     )
@@ -204,7 +207,12 @@ class LongFocal(TruthSession):
 def test_without_camera_info_tracks_determine_the_focal_length_of_a_turning_camera(way, source):
     camera = SyntheticCamera(42, SIZE, walk=way, frames=17, rate_hz=3)
     true = list(camera)
-    values = {"process_res": max(SIZE), "window.size": 5, "map.enabled": False}
+    values = {
+        "process_res": max(SIZE),
+        "window.size": 5,
+        "map.enabled": False,
+        "dense.enabled": False,
+    }
     pipeline = Pipeline(config_from_parameters(values), LongFocal(true, noise=NOISE))
     results = []
     for f in true:
@@ -241,6 +249,7 @@ def test_metres_and_odometry_go_on_when_a_focal_length_is_found(monkeypatch):
 
     monkeypatch.setattr(MapScale, "change_unit", noted)
     values = {"process_res": max(SIZE), "window.size": 5, "map.enabled": False,
+              "dense.enabled": False,
               "scale.source": "metric_model"}  # fmt: skip
     session = LongFocal(true, noise=NOISE)
     pipeline = Pipeline(config_from_parameters(values), session, ExactMetres(true))
@@ -268,6 +277,7 @@ def test_refined_poses_are_stored_in_the_unit_that_a_new_focal_length_gives(monk
     camera = SyntheticCamera(42, SIZE, walk="loop", frames=20, rate_hz=5)
     true, newest, off, changes = list(camera), [], [], []
     values = {"process_res": max(SIZE), "window.size": 5, "map.enabled": False,
+              "dense.enabled": False,
               "scale.source": "metric_model"}  # fmt: skip
     pipeline = Pipeline(
         config_from_parameters(values), LongFocal(true, noise=NOISE), ExactMetres(true)
@@ -403,7 +413,7 @@ def test_windows_at_the_priors_own_poses_are_not_refined(walk):
     camera, true = walk
     settings = {
         "process_res": max(SIZE), "window.size": 5, "pose_prior.source": "odometry",
-        "pose_prior.output": "prior",
+        "pose_prior.output": "prior", "dense.enabled": False,
     }  # fmt: skip
     pipeline = Pipeline(config_from_parameters(settings), TruthSession(true, noise=NOISE))
     for f in true:

@@ -19,8 +19,8 @@ BELOW_CONFIG = {"backends", "network", "scale_sources", "splats", "geometry"}
 # all what else is shared.
 ROOMS = {
     "cli": {
-        "backends", "drawing", "export", "fleet", "inference", "keyframe_store", "mapping",
-        "merging", "network", "recordings", "replay", "scale_sources", "synthetic",
+        "backends", "derived", "drawing", "export", "fleet", "inference", "keyframe_store",
+        "mapping", "merging", "network", "recordings", "replay", "scale_sources", "synthetic",
     },
     "ros": {
         "drawing", "export", "geometry", "inference", "live", "mapping", "messages", "network",
