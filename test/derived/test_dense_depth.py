@@ -187,7 +187,7 @@ def test_depth_that_few_of_those_who_could_confirm_is_not_measured():
 
 
 def test_measured_depth_is_the_mean_of_what_those_that_agree_have_found():
-    network, swept, apart, disparity = agreeing(1.0)
+    network, swept, apart, _ = agreeing(1.0)
     apart = np.concatenate([apart, np.full_like(apart[:1], 0.05)])  # one that does not
     apart[0], apart[1, :, 40:] = 0.009, -0.006
     dense = dense_depth(network, swept, apart, np.full(apart.shape, 20.0))
