@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from da3_ros.derived.plane_sweep import SweepView, sweep
+from da3_ros.derived.plane_sweep import SweepView, coarse_search, sweep
 from da3_ros.geometry.projection import backproject
 from da3_ros.types import Array, DenseDepth, FloatImage
 
@@ -28,9 +28,9 @@ AGREEING = 2  # neighbours
 LEAST_DISPARITY = 4.0  # pixels per unit of log depth: with less, all depths agree
 LEAST_SHARE = 0.05  # of a view: fewer pixels say nothing of the others
 # Of the pixels that neighbours could confirm: fewer agree by chance where poses are wrong.
-LEAST_CONFIRMED = 0.15
+LEAST_CONFIRMED = 0.45
 SPECKLE, SPECKLE_STEP = 25, 0.04  # pixels; step of log depth to what is around
-PIXEL_NOISE = 0.22  # of a match, pixels
+PIXEL_NOISE = 0.2  # of a match, pixels
 CELL, BIN = 12, 0.12  # of the correction: pixels, and log depth
 SCALES = 1, 2, 4, 8, 16, 64  # of its grids: coarser ones far from what is measured
 # Of pixels that are not measured: windows and steps of log depth that are edges; the least
@@ -42,7 +42,7 @@ LEAST_SIGMA, UNMEASURED = 0.01, 0.1
 MATCH, MATCH_PX, GROSS, POSE_SHARE = 0.0065, 0.12, 0.1, 2.0
 LEAST_SEEN = 100  # pixels, to estimate a deviation
 # Of the tolerance of agreement: so many times the usual difference, at most; none above the worst.
-WIDER, WIDEST, WORST = 2.0, 2.0, 1.2
+WIDER, WIDEST, WORST = 3.0, 3.0, 1.35
 
 
 def choose_neighbours(
@@ -92,6 +92,7 @@ def search_depth(
     """Returns what the images say around the network's depth [h, w]."""
     known = np.isfinite(network) & (network > 0)
     given = np.where(known, network, np.median(network[known])).astype(np.float32)
+    given = _centred(view, neighbours, given, device)
     swept = sweep(view, neighbours, given, device=device)
     depth = (given * np.exp(swept.log_factor.cpu().numpy())).astype(np.float32)
     # Without bound at the plane of a neighbour's camera, which a car drives through.
@@ -100,6 +101,21 @@ def search_depth(
         np.where(known & swept.confirms.cpu().numpy(), depth, np.float32(np.nan)),
         known & swept.distinct.cpu().numpy(), disparity.astype(np.float16),
     )  # fmt: skip
+
+
+def _centred(
+    view: SweepView, neighbours: Sequence[SweepView], depth: FloatImage, device: str
+) -> FloatImage:
+    """Returns depth [h, w] with the smooth correction that small images show.
+
+    A network that is wrong by more than the range of the search is wrong so in whole surfaces.
+    """
+    log, small, clear = coarse_search(view, neighbours, depth, device)
+    if clear.sum() < LEAST_SHARE * clear.size:
+        return depth
+    smooth = smooth_correction(small, log, clear, np.ones_like(clear))
+    factor = np.exp(cv2.resize(smooth, depth.shape[::-1], interpolation=cv2.INTER_LINEAR))
+    return np.asarray(depth * factor, np.float32)
 
 
 def confirmed_depth(

@@ -32,7 +32,8 @@ LATER = 2  # keyframes of its camera after which one is searched
 LAST = 2 * LATER + 1  # after which those beside it were searched: its depth stays
 PASSED = 64  # keyframes of any camera after which none of its own is expected
 IDLE = 3  # windows without a keyframe after which one is searched anyway
-SEARCHES = 2  # of a keyframe, at most
+SEARCHES = 3  # of a keyframe, at most
+MOVED_PX = 0.25  # by which poses move a point in neighbours since a search: it is searched again
 LEAST = 2  # neighbours
 LEAST_SIDE = 56  # pixels; smaller depth has too little in it to compare
 SMOOTH, SMOOTH_DEPTH = 0.02, 0.1  # largest steps of log correction and depth of one surface
@@ -95,6 +96,7 @@ class Searched:
 
     neighbours: tuple[int, ...]  # ids
     search: Search  # unit of the submap
+    T_neighbour_view: Array  # [N, 4, 4] as they were; translations over the view's median depth
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +126,7 @@ Poses = Callable[[Measurable], Pose | None]  # None: it is not known any more
 class _Kept:
     keyframe: Measurable
     compared: Measurable  # itself, or smaller
+    median: float  # depth, unit of the submap; 0 without any
     later: int = 0  # keyframes of its chain and camera that came after it
     passed: int = 0  # of any camera
     searches: int = 0
@@ -162,7 +165,10 @@ class DepthMeasurement:
             entry.passed += 1
             if entry.keyframe.chain == self._chain:
                 entry.later += entry.keyframe.camera == keyframe.camera
-        self._entries[keyframe.id] = _Kept(keyframe, _reduced(keyframe, self._most_side))
+        compared = _reduced(keyframe, self._most_side)
+        known = compared.depth[compared.known]
+        median = float(np.median(known)) if known.size else 0.0
+        self._entries[keyframe.id] = _Kept(keyframe, compared, median)
 
     def end_window(self) -> None:
         """Notes that a window has ended; without keyframes, the waiting ones are searched."""
@@ -185,12 +191,14 @@ class DepthMeasurement:
 
         ends: whether no more keyframes come.
         """
-        due = [e for e in self._entries.values() if self._is_due(e, ends)]
+        known = {id: pose for id, e in self._entries.items() if (pose := poses(e.keyframe))}
+        due = [
+            e for e in self._entries.values() if self._is_due(e, ends) or self._has_moved(e, known)
+        ]
         last = [e for e in self._entries.values() if self._is_last(e, ends)]
         if not due and not last:
             return None
-        known = {id: pose for id, e in self._entries.items() if (pose := poses(e.keyframe))}
-        posed = {id: _Posed.of(self._entries[id].compared, *pose) for id, pose in known.items()}
+        posed = {id: _Posed.of(self._entries[id], *pose) for id, pose in known.items()}
         neighbours = {e.keyframe.id: _neighbours(e.keyframe.id, posed) for e in due}
         for entry in due:
             entry.searched_at = entry.later
@@ -229,6 +237,20 @@ class DepthMeasurement:
             return False
         return ends or entry.later >= LATER or self._idle >= IDLE or self._has_ended(entry)
 
+    def _has_moved(self, entry: _Kept, poses: Mapping[int, Pose]) -> bool:
+        """Whether the poses by which a keyframe was searched were not good: others are known."""
+        one, own = entry.search, poses.get(entry.keyframe.id)
+        if one is None or own is None or entry.searches >= SEARCHES:
+            return False
+        if entry.stays or entry.is_dropped:
+            return False
+        T_view, unit = own
+        pixels = [
+            moved_px(entry.compared, before, _relative(poses[j][0], T_view, unit * entry.median))
+            for j, before in zip(one.neighbours, one.T_neighbour_view, strict=True) if j in poses
+        ]  # fmt: skip
+        return bool(pixels) and float(np.median(pixels)) > MOVED_PX
+
     def _is_last(self, entry: _Kept, ends: bool) -> bool:
         """Whether a keyframe's depth stays from now on."""
         return not entry.stays and (ends or entry.later >= LAST or self._has_ended(entry))
@@ -256,13 +278,34 @@ class _Posed:
         return np.allclose(self.view.K, other.view.K, rtol=SAME_K)
 
     @staticmethod
-    def of(keyframe: Measurable, T_local_camera: Array, unit: float) -> _Posed:
+    def of(entry: _Kept, T_local_camera: Array, unit: float) -> _Posed:
+        keyframe, median = entry.compared, unit * entry.median
         depth = keyframe.depth * np.float32(unit)
-        known = depth[keyframe.known]
-        median = float(np.median(known)) if known.size else 0.0
         valid = None if keyframe.valid.all() else keyframe.valid
         view = SweepView(grey_of(keyframe.image), keyframe.K, T_local_camera, valid)
         return _Posed(view, depth, median, unit, keyframe.chain, keyframe.camera)
+
+
+def _relative(T_neighbour: Array, T_view: Array, median: float) -> Array:
+    """Returns ``T_neighbour_view`` [4, 4] of poses in one frame; its translation over a depth."""
+    T = np.linalg.inv(T_neighbour) @ T_view
+    T[:3, 3] /= median
+    return T
+
+
+def moved_px(keyframe: Measurable, before: Array, after: Array) -> float:
+    """Returns how far the projection of a keyframe's pixels into a neighbour has moved, in pixels,
+    the median over the image.
+
+    before, after: ``T_neighbour_view`` [4, 4], the unit of length is the depth of the pixels.
+    """
+    height, width = keyframe.depth.shape
+    v, u = np.mgrid[0:height:8j, 0:width:8j]
+    pixels = np.stack([u.ravel(), v.ravel(), np.ones(64)])
+    rays = np.linalg.inv(keyframe.K) @ pixels
+    a, b = (keyframe.K @ (T[:3, :3] @ rays + T[:3, 3:]) for T in (before, after))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return float(np.median(np.linalg.norm(a[:2] / a[2] - b[:2] / b[2], axis=0)))
 
 
 def _neighbours(id: int, posed: Mapping[int, _Posed]) -> tuple[int, ...]:
@@ -314,7 +357,9 @@ class MeasureJob:
 
     def _search(self, id: int, ids: tuple[int, ...], device: str) -> Searched:
         one, views = self.posed[id], [self.posed[j].view for j in ids]
-        return Searched(ids, search_depth(one.view, views, one.depth, device).scaled(1 / one.unit))
+        T = [_relative(v.T_frame_camera, one.view.T_frame_camera, one.median) for v in views]
+        search = search_depth(one.view, views, one.depth, device).scaled(1 / one.unit)
+        return Searched(ids, search, np.array(T))
 
     def _measure(self, id: int, found: Mapping[int, Searched]) -> Measured:
         keyframe, own, stays = self.keyframes[id], found.get(id), id in self.last

@@ -28,6 +28,9 @@ from da3_ros.types import Array, FloatImage, Image
 LEVELS = 3  # image sizes: a quarter, a half, the whole
 RANGE = 0.5  # of the search, in log depth, to both sides
 COARSE = 33  # hypotheses on the coarsest level
+# Before that, to find the middle of the search: range, hypotheses, by how much images must agree
+# better with depth outside of RANGE, and the least correlation that says something.
+WIDE, WIDE_COARSE, FARTHER, COARSE_CORRELATION = 0.8, 53, 0.1, 0.5
 FINE = 9  # on each finer level, over two steps of the coarser one to both sides
 LAST = 2  # hypotheses to both sides after that
 WINDOW, SMALL = 3, 1  # radius, pixels; the small ones tell on which side of an edge a pixel is
@@ -320,6 +323,26 @@ def sweep(
         confirms &= clear[0, 0] > 0
     distinct = confirms & (here > LEAST_CORRELATION) & _on_its_side(level, inverse, here)
     return Swept(found, correlation, disparity, distinct, confirms)
+
+
+def coarse_search(
+    view: SweepView, others: Sequence[SweepView], depth: FloatImage, device: str = "cpu"
+) -> tuple[FloatImage, FloatImage, NDArray[np.bool_]]:
+    """Returns what small images [h, w] say of depth in a wider range: log factors on it, this
+    depth at their size, and where they agree clearly.
+
+    Arguments are those of ``sweep``.
+    """
+    on = torch.device(device)
+    level = _level(view, others, 2 ** (LEVELS - 1), on)
+    inverse = _small(1 / _tensor(depth, on), level)
+    offsets = torch.linspace(-WIDE, WIDE, WIDE_COARSE, device=on)
+    cost = _cost(level, inverse * torch.exp(-offsets[:, None, None]))
+    cost = cost + FARTHER * (offsets.abs() > RANGE)[:, None, None]
+    found = _minimum(semi_global(cost, level.grey), offsets)
+    _, here, nearer = _compared(level, inverse * torch.exp(-found))
+    clear = nearer & (here > COARSE_CORRELATION) & (found.abs() < 0.95 * WIDE)
+    return found.cpu().numpy(), (1 / inverse).cpu().numpy(), clear.cpu().numpy()
 
 
 def sweep_bytes(size: tuple[int, int], neighbours: int) -> int:

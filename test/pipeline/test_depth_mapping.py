@@ -82,7 +82,7 @@ def test_most_of_the_map_is_measured_and_nearer_to_the_room():
     assert so_far.keyframes == sum(r.keyframe for r in with_dense()[1])
     assert so_far.share > 0.5
     assert 0.5 < so_far.agreement <= 1
-    assert measured.points > 0.6 * network.points
+    assert measured.points > 0.5 * network.points  # surfaces of several keyframes are one
     assert measured.median_m < network.median_m / 1.5
     assert without()[0].scene_map.dense.so_far.keyframes == 0
 
