@@ -33,6 +33,7 @@ LAST = 2 * LATER + 1  # after which those beside it were searched: its depth sta
 PASSED = 64  # keyframes of any camera after which none of its own is expected
 IDLE = 3  # windows without a keyframe after which one is searched anyway
 SEARCHES = 3  # of a keyframe, at most
+FEW, MORE = 4, 2  # neighbours: with less, it is searched again when there are so many more
 MOVED_PX = 0.25  # by which poses move a point in neighbours since a search: it is searched again
 LEAST = 2  # neighbours
 LEAST_SIDE = 56  # pixels; smaller depth has too little in it to compare
@@ -174,17 +175,18 @@ class DepthMeasurement:
         """Notes that a window has ended; without keyframes, the waiting ones are searched."""
         self._idle += 1
 
-    def drop_waiting(self, most: int, *, ends: bool = False) -> list[bool]:
-        """Keeps the newest ``most`` of the keyframes that wait for a search, and searches the
-        others no more; returns whether each of these was never searched.
+    def drop_waiting(self, most: int, *, ends: bool = False) -> int:
+        """Keeps the newest ``most`` of the keyframes that wait for their first search; returns how
+        many are never searched therefore.
 
-        ends: as of ``job``.
+        ends: whether no more keyframes come; then none is searched again either.
         """
-        waiting = [e for e in self._entries.values() if self._is_due(e, ends)]
+        ready = [e for e in self._entries.values() if self._is_ready(e, ends)]
+        waiting = [e for e in ready if e.search is None]
         dropped = waiting[: max(0, len(waiting) - most)]
-        for entry in dropped:
-            entry.is_dropped = True
-        return [entry.search is None for entry in dropped]
+        for entry in ready if ends else dropped:
+            entry.is_dropped = entry.search is not None or entry in dropped
+        return len(dropped)
 
     def job(self, poses: Poses, *, ends: bool = False) -> MeasureJob | None:
         """Returns what is to be done now; None: nothing.
@@ -192,23 +194,25 @@ class DepthMeasurement:
         ends: whether no more keyframes come.
         """
         known = {id: pose for id, e in self._entries.items() if (pose := poses(e.keyframe))}
-        due = [
-            e for e in self._entries.values() if self._is_due(e, ends) or self._has_moved(e, known)
-        ]
+        due = {}
+        for entry in self._entries.values():
+            if self._is_ready(entry, ends):
+                ids = self._neighbours(entry, known)
+                if len(ids) >= LEAST and self._is_due(entry, ids, known):
+                    due[entry.keyframe.id] = ids
         last = [e for e in self._entries.values() if self._is_last(e, ends)]
         if not due and not last:
             return None
+        for id in due:
+            self._entries[id].searched_at = self._entries[id].later
         posed = {id: _Posed.of(self._entries[id], *pose) for id, pose in known.items()}
-        neighbours = {e.keyframe.id: _neighbours(e.keyframe.id, posed) for e in due}
-        for entry in due:
-            entry.searched_at = entry.later
         last_ids = [e.keyframe.id for e in last]
         found = {id: e.search for id, e in self._entries.items() if e.search and id in known}
         measured = frozenset(id for id, e in self._entries.items() if e.is_measured)
         return MeasureJob(
             {id: e.keyframe for id, e in self._entries.items()},
             {id: e.compared for id, e in self._entries.items()}, posed, found,
-            {id: ids for id, ids in neighbours.items() if len(ids) >= LEAST}, last_ids, measured,
+            due, last_ids, measured,
         )  # fmt: skip
 
     def take(self, result: JobResult) -> None:
@@ -227,29 +231,48 @@ class DepthMeasurement:
             if entry.stays and (is_old or entry.passed >= PASSED):
                 del self._entries[id]
 
-    def _is_due(self, entry: _Kept, ends: bool) -> bool:
-        """Whether a keyframe is to be searched."""
+    def _is_ready(self, entry: _Kept, ends: bool) -> bool:
+        """Whether a keyframe may be searched, if there is a reason to."""
         if entry.is_dropped or entry.stays or entry.searches >= SEARCHES:
-            return False
-        if entry.searched_at == entry.later:
-            return False  # there are no other neighbours
-        if entry.search is not None and entry.searched_at >= LATER:
             return False
         return ends or entry.later >= LATER or self._idle >= IDLE or self._has_ended(entry)
 
+    def _is_due(self, entry: _Kept, ids: Sequence[int], poses: Mapping[int, Pose]) -> bool:
+        """Whether a keyframe with these neighbours is to be searched, for the first time or
+        again."""
+        search = entry.search
+        if search is None:
+            return entry.searched_at < entry.later  # else that failed
+        if entry.searched_at < LATER <= entry.later or self._has_moved(entry, poses):
+            return True
+        return len(search.neighbours) < FEW and len(ids) >= len(search.neighbours) + MORE
+
     def _has_moved(self, entry: _Kept, poses: Mapping[int, Pose]) -> bool:
         """Whether the poses by which a keyframe was searched were not good: others are known."""
-        one, own = entry.search, poses.get(entry.keyframe.id)
-        if one is None or own is None or entry.searches >= SEARCHES:
+        one = entry.search
+        if one is None:
             return False
-        if entry.stays or entry.is_dropped:
-            return False
-        T_view, unit = own
+        T_view, unit = poses[entry.keyframe.id]
         pixels = [
             moved_px(entry.compared, before, _relative(poses[j][0], T_view, unit * entry.median))
             for j, before in zip(one.neighbours, one.T_neighbour_view, strict=True) if j in poses
         ]  # fmt: skip
         return bool(pixels) and float(np.median(pixels)) > MOVED_PX
+
+    def _neighbours(self, entry: _Kept, poses: Mapping[int, Pose]) -> tuple[int, ...]:
+        """Returns the ids of a keyframe's neighbours, best first."""
+        one = entry.compared
+        if one.id not in poses or not entry.median or min(one.depth.shape) < LEAST_SIDE:
+            return ()
+        ids = [
+            id for id, e in self._entries.items()
+            if id in poses and e.median and _is_comparable(e.compared, one)
+        ]  # fmt: skip
+        T = np.array([poses[id][0] for id in ids])
+        K = np.array([self._entries[id].compared.K for id in ids])
+        medians = [poses[id][1] * self._entries[id].median for id in ids]
+        shapes = [self._entries[id].compared.depth.shape for id in ids]
+        return tuple(ids[k] for k in choose_neighbours(T, K, medians, shapes, ids.index(one.id)))
 
     def _is_last(self, entry: _Kept, ends: bool) -> bool:
         """Whether a keyframe's depth stays from now on."""
@@ -260,6 +283,14 @@ class DepthMeasurement:
         return entry.keyframe.chain != self._chain or entry.passed >= PASSED
 
 
+def _is_comparable(a: Measurable, b: Measurable) -> bool:
+    """Whether poses relate the images of two keyframes: not if another calibration of a camera
+    came between them."""
+    if a.chain != b.chain or a.depth.shape != b.depth.shape:
+        return False
+    return a.camera != b.camera or np.allclose(a.K, b.K, rtol=SAME_K)
+
+
 @dataclass(frozen=True, eq=False)
 class _Posed:
     """A keyframe as others are compared with it."""
@@ -268,22 +299,14 @@ class _Posed:
     depth: FloatImage  # [h, w] unit of odometry
     median: float  # 0 without depth
     unit: float
-    chain: int
-    camera: str
-
-    def shares_calibration(self, other: _Posed) -> bool:
-        """Whether poses relate the images: not if a calibration came between them."""
-        if self.camera != other.camera:
-            return True
-        return np.allclose(self.view.K, other.view.K, rtol=SAME_K)
 
     @staticmethod
     def of(entry: _Kept, T_local_camera: Array, unit: float) -> _Posed:
-        keyframe, median = entry.compared, unit * entry.median
-        depth = keyframe.depth * np.float32(unit)
+        """Returns a keyframe at its pose [4, 4]; unit: of odometry, per unit of its submap."""
+        keyframe = entry.compared
         valid = None if keyframe.valid.all() else keyframe.valid
         view = SweepView(grey_of(keyframe.image), keyframe.K, T_local_camera, valid)
-        return _Posed(view, depth, median, unit, keyframe.chain, keyframe.camera)
+        return _Posed(view, keyframe.depth * np.float32(unit), unit * entry.median, unit)
 
 
 def _relative(T_neighbour: Array, T_view: Array, median: float) -> Array:
@@ -306,22 +329,6 @@ def moved_px(keyframe: Measurable, before: Array, after: Array) -> float:
     a, b = (keyframe.K @ (T[:3, :3] @ rays + T[:3, 3:]) for T in (before, after))
     with np.errstate(divide="ignore", invalid="ignore"):
         return float(np.median(np.linalg.norm(a[:2] / a[2] - b[:2] / b[2], axis=0)))
-
-
-def _neighbours(id: int, posed: Mapping[int, _Posed]) -> tuple[int, ...]:
-    """Returns the ids of a keyframe's neighbours, best first."""
-    one = posed.get(id)
-    if one is None or not one.median or min(one.depth.shape) < LEAST_SIDE:
-        return ()
-    ids = [
-        j for j, p in posed.items()
-        if p.chain == one.chain and p.median and p.depth.shape == one.depth.shape
-        and p.shares_calibration(one)
-    ]  # fmt: skip
-    T = np.array([posed[j].view.T_frame_camera for j in ids])
-    K = np.array([posed[j].view.K for j in ids])
-    medians, shapes = [posed[j].median for j in ids], [posed[j].depth.shape for j in ids]
-    return tuple(ids[k] for k in choose_neighbours(T, K, medians, shapes, ids.index(id)))
 
 
 @dataclass(frozen=True, eq=False)

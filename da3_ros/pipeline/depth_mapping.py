@@ -182,8 +182,8 @@ class DepthMapping:
     def _drop(self, most: int, *, ends: bool = False) -> int:
         """Drops all but the newest ``most`` of those that wait for a search; returns how many."""
         dropped = self.measurement.drop_waiting(most, ends=ends)
-        self.counters["keyframes_depth_skipped"] += sum(dropped)
-        return len(dropped)
+        self.counters["keyframes_depth_skipped"] += dropped
+        return dropped
 
     def _start(self, job: MeasureJob | None, makers: Makers) -> None:
         if job is None:
