@@ -148,7 +148,7 @@ def test_another_chain_ends_the_one_before():
 def test_memory_is_bounded_and_what_is_left_can_be_neighbours():
     log, (ones, _, _) = Log(), keyframes()
     sizes = []
-    for round in range(3):
+    for round in range(2):
         for one in ones:
             id = one.id + round * len(ones)
             log.poses = lambda k: keyframes()[1][k.id % len(ones)]

@@ -95,7 +95,7 @@ def test_no_keyframe_waits_at_the_end():
 
 
 def test_published_depth_is_corrected_where_the_images_agree_better():
-    camera = SyntheticCamera(SEED, (168, 126), walk="loop", frames=22, rate_hz=10)
+    camera = SyntheticCamera(SEED, (168, 126), walk="loop", frames=16, rate_hz=10)
     depths = []
     for on in (False, True):
         settings = {"process_res": 168, "dense.enabled": on, **TINY}
