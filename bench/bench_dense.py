@@ -73,6 +73,7 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--process-res", type=int, help="size of the network's images")
     parser.add_argument("--voxel", type=float, default=0.03, help="edge of the mesh's voxels, m")
     parser.add_argument("--backend", default="auto")
+    parser.add_argument("--device", default="cpu", help="that searches (rectified)")
     parser.add_argument(
         "--offset",
         type=float,
@@ -124,7 +125,7 @@ def main() -> int:
     print()
     for row in table if isinstance(table, list) else [table]:
         results_file.show(row)
-    results_file.write(options.out, {"rows": rows, "table": table}, "cpu")
+    results_file.write(options.out, {"rows": rows, "table": table}, options.device)
     return 0
 
 

@@ -22,7 +22,7 @@ from dense_scenes import (
 )
 from refinement_recordings import WINDOW, projection, true_poses
 
-from da3_ros.derived.dense_depth import agreement, confirmed_depth, search_depth
+from da3_ros.derived.dense_depth import agreement, confirmed_depth, differences, search_depth
 from da3_ros.derived.plane_sweep import SweepView
 from da3_ros.recordings import open_recording
 from da3_ros.synthetic import SyntheticCamera, SyntheticFrame
@@ -201,7 +201,8 @@ def rectified(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             known = np.isfinite(truth)
             found = {"sgbm": sgbm_of(frames, truth)}
             for count in options.neighbours:
-                found[f"sweep {count}"] = swept(frames[: count + 1], given[: count + 1])
+                ones = frames[: count + 1], given[: count + 1]
+                found[f"sweep {count}"] = swept(*ones, options.device)
             common = known & np.all([m for _, m, _ in found.values()], axis=0)
             disparity = _disparity(frames, truth)
             guess = {"guess": (given[0], known, 0.0)}
@@ -260,7 +261,7 @@ def _grey(image: Image) -> Image:
 
 
 def swept(
-    frames: Sequence[SyntheticFrame], given: Sequence[FloatImage]
+    frames: Sequence[SyntheticFrame], given: Sequence[FloatImage], device: str
 ) -> tuple[Array, Array, float]:
     """Returns the measured depth [h, w] of the first view, which pixels are measured, and the
     seconds that a view takes. With one neighbour, its agreement is enough: the check of left
@@ -270,7 +271,7 @@ def swept(
     start, found = time.perf_counter(), []
     for k, view in enumerate(views):
         others = [v for j, v in enumerate(views) if j != k]
-        found.append(search_depth(view, others, given[k]))
+        found.append(search_depth(view, others, given[k], device))
     seconds, start = (time.perf_counter() - start) / len(views), time.perf_counter()
     neighbours = dict(enumerate(zip(views[1:], found[1:], strict=True)))
     dense = confirmed_depth(views[0], given[0], found[0], neighbours)
@@ -279,7 +280,7 @@ def swept(
         return dense.depth, dense.measured, seconds
     swept = np.where(found[0].decided, found[0].depth, np.float32(np.nan))
     disparity = found[0].disparity.astype(np.float32)
-    agree = agreement(views[0], swept, [(views[1], found[1].depth)], disparity)
+    agree = agreement(differences(views[0], swept, [(views[1], found[1].depth)]), disparity)
     return swept, agree[0] > 0, seconds
 
 

@@ -21,7 +21,7 @@ if [ "${TOY:-0}" = 1 ]; then
   matrix=(--modes balanced --precisions off bfloat16 --compiles off)  # a CPU compiles for minutes
   budgets=(--models da3-tiny --gibs 1) windows=(--sizes 1 2) many=(--sizes 3) rooms=1
   yardstick=(--process-res 56 --repeats 1) shares=(--sizes 2x84x56)
-  overlap=(--model da3-tiny --process-res 84 --window 3 --frames 7)
+  overlap=(--model da3-tiny --process-res 84 --window 3 --frames 7) dense=(--quick)
 else
   device=cuda models=(da3-small da3-base da3-large da3-giant) compiled=(da3-small da3-base)
   big=(da3-small da3-large da3-giant)
@@ -34,6 +34,7 @@ else
   many=(--sizes 100 300 --image 504x378) rooms=24
   yardstick=(--sizes small base large --precision off bfloat16 --process-res 504 --repeats 30)
   shares=(--sizes 8x504x280 --precision fp32 bf16) overlap=(--process-res 504 --frames 60)
+  dense=(--size 504x378)
 fi
 for model in "${models[@]}"; do
   part "network-$model" python bench/bench_network.py --device "$device" --models "$model" \
@@ -52,6 +53,7 @@ part yardstick python bench/bench_yardstick.py --device "$device" "${yardstick[@
 # Only the summary is kept: the profiler's trace, for ui.perfetto.dev, takes megabytes.
 part overlap python bench/bench_overlap.py --device "$device" "${overlap[@]}" \
   --trace "${TRACE:-$(mktemp -d)/overlap-trace.json}"
+part dense python bench/bench_dense.py rectified --device "$device" "${dense[@]}"
 for model in "${big[@]}"; do
   part "many-$model" python bench/bench_session.py windows "${session[@]}" --model "$model" "${many[@]}"
 done

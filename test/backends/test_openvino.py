@@ -15,6 +15,8 @@ from scipy.spatial.transform import Rotation
 
 pytest.importorskip("openvino", reason="needs OpenVINO: pip install openvino")
 
+from support.cases import long_after
+
 from da3_ros.backends import openvino_runtime
 from da3_ros.backends.compiled import difference
 from da3_ros.backends.engine_builder import build_engine, load_network
@@ -75,7 +77,7 @@ def assert_equal(found, expected):
     np.testing.assert_allclose(found.descriptor, expected.descriptor, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("poses", [False, True])
+@pytest.mark.parametrize("poses", long_after(1, [False, True]))
 def test_windows_of_all_sizes_equal_torch(walk, poses):
     _, frames = walk
     ours, torchs = (session_of(backend, poses) for backend in ("openvino", "torch"))
