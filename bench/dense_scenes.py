@@ -170,27 +170,30 @@ def shape_errors(
     local: each keyframe in its own unit, which drift does not change either; means over keyframes.
     """
     pixels = [_ratios(one, truth[one.key]) for one in keyframes]
-    off, on, mask = (np.concatenate(parts) for parts in zip(*pixels, strict=True))
+    off, on, mask, sigma = (np.concatenate(parts) for parts in zip(*pixels, strict=True))
     if not mask.any():
         return {}
     fitted = float(np.median(on[mask]))
     errors_off, errors_on = np.abs(np.median(off) / off - 1), np.abs(fitted / on - 1)
-    some = [(a[m], b[m]) for a, b, m in pixels if m.any()]
+    some = [(a[m], b[m]) for a, b, m, _ in pixels if m.any()]
+    squares = (np.log(on / fitted) / sigma) ** 2
     return {
         "unit_by_depth": fitted / unit, "shape_on": _mean(errors_on[mask]),
         "shape_median_on": _median(errors_on[mask]), "shape_off": _mean(errors_off[mask]),
         "shape_all_off": _mean(errors_off), "shape_all_on": _mean(errors_on),
         "local_off": float(np.mean([_mean(np.abs(np.median(a) / a - 1)) for a, _ in some])),
         "local_on": float(np.mean([_mean(np.abs(np.median(b) / b - 1)) for _, b in some])),
+        "shape_nees": _mean(squares[mask]), "shape_nees_rest": _mean(squares[~mask]),
         "unit_spread": float(np.std([np.log(np.median(b)) for _, b in some])),
     }  # fmt: skip
 
 
-def _ratios(one: Shown, truth: FloatImage) -> tuple[Array, Array, Array]:
-    """Returns truth over network's and measured depth of pixels that have all, and which are
-    measured."""
+def _ratios(one: Shown, truth: FloatImage) -> tuple[Array, Array, Array, Array]:
+    """Returns truth over network's and measured depth of pixels that have all, which are
+    measured, and their stated deviation."""
     known = np.isfinite(truth) & np.isfinite(one.network) & np.isfinite(one.measured)
-    return (truth / one.network)[known], (truth / one.measured)[known], one.mask[known]
+    ratios = (truth / one.network)[known], (truth / one.measured)[known]
+    return *ratios, one.mask[known], one.sigma[known]
 
 
 def _mean(values: Array) -> float:

@@ -242,7 +242,9 @@ class SubmapStore:
         """Returns how the points of a keyframe that waits are added up, as
         ``SubmapPoints.bins``."""
         one = self.submaps.get(submap)
-        return None if one is None else self.points.bins(one, self._radius())
+        if one is None or not self.limits.enabled:
+            return None
+        return self.points.bins(one, self._radius())
 
     @property
     def staying(self) -> Collection[int]:
