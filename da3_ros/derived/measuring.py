@@ -9,6 +9,7 @@ they belong to the map.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -159,6 +160,11 @@ class DepthMeasurement:
             arrays += [] if s is None else [s.search.depth, s.search.decided, s.search.disparity]
         return sum(a.nbytes for a in arrays if a is not None)
 
+    @property
+    def cameras(self) -> int:
+        """Number of cameras that the keyframes are of."""
+        return len({e.keyframe.camera for e in self._entries.values()})
+
     def add(self, keyframe: Measurable) -> None:
         """Adds the newest keyframe."""
         self._chain, self._idle = keyframe.chain, 0
@@ -176,27 +182,31 @@ class DepthMeasurement:
         self._idle += 1
 
     def drop_waiting(self, most: int, *, ends: bool = False) -> int:
-        """Keeps the newest ``most`` of the keyframes that wait for their first search; returns how
-        many are never searched therefore.
+        """Keeps each camera's newest ``most`` of the keyframes that wait for their first search;
+        returns how many are never searched therefore.
 
-        ends: whether no more keyframes come; then none is searched again either.
+        ends: as of ``job``.
         """
-        ready = [e for e in self._entries.values() if self._is_ready(e, ends)]
-        waiting = [e for e in ready if e.search is None]
-        dropped = waiting[: max(0, len(waiting) - most)]
-        for entry in ready if ends else dropped:
-            entry.is_dropped = entry.search is not None or entry in dropped
-        return len(dropped)
+        kept, dropped = Counter[str](), 0
+        for entry in reversed(self._entries.values()):
+            if entry.search is None and self._is_ready(entry, ends):
+                kept[entry.keyframe.camera] += 1
+                entry.is_dropped = kept[entry.keyframe.camera] > most
+                dropped += entry.is_dropped
+        return dropped
 
-    def job(self, poses: Poses, *, ends: bool = False) -> MeasureJob | None:
+    def job(
+        self, poses: Poses, *, ends: bool = False, again: bool = True
+    ) -> MeasureJob | None:  # fmt: skip
         """Returns what is to be done now; None: nothing.
 
-        ends: whether no more keyframes come.
+        ends: whether no more keyframes come. again: whether there is time to search keyframes
+        again.
         """
         known = {id: pose for id, e in self._entries.items() if (pose := poses(e.keyframe))}
         due = {}
         for entry in self._entries.values():
-            if self._is_ready(entry, ends):
+            if self._is_ready(entry, ends) and (again or entry.search is None):
                 ids = self._neighbours(entry, known)
                 if len(ids) >= LEAST and self._is_due(entry, ids, known):
                     due[entry.keyframe.id] = ids

@@ -27,7 +27,7 @@ from da3_ros.types import Array
 
 log = logging.getLogger(__name__)
 
-WAITING = 4  # keyframes that may wait for a thread
+WAITING = 4  # keyframes of a camera that may wait for a thread
 REPORTED = 10  # failures that are logged; all are counted
 
 
@@ -114,7 +114,7 @@ class MeasuredSoFar:
     @property
     def seconds_per_keyframe(self) -> float:
         """Mean time of a search with all that follows; 0 without any."""
-        return self.seconds / max(1, self.searches)
+        return self.seconds / self.searches if self.searches else 0.0
 
 
 class DepthMapping:
@@ -147,9 +147,8 @@ class DepthMapping:
         self.measurement.end_window()
         out = self._collect()
         if self._running is None:
-            if not self.waits:
-                self._drop_late()
-            self._start(self.measurement.job(poses), makers)
+            again = self.waits or not self._drop_late()
+            self._start(self.measurement.job(poses, again=again), makers)
             out += self._collect()
         return out
 
@@ -165,22 +164,26 @@ class DepthMapping:
         while True:
             if timeout_s is not None:
                 left = max(0.0, timeout_s - (time.monotonic() - start))
-                self._drop(int(left / (self.so_far.seconds_per_keyframe or timeout_s)), ends=True)
-            job = self.measurement.job(poses, ends=True)
+                time_for = left / (self.so_far.seconds_per_keyframe or timeout_s)
+                self._drop(int(time_for / max(1, self.measurement.cameras)), ends=True)
+            job = self.measurement.job(poses, ends=True, again=timeout_s is None)
             if job is None:
                 return out
             self._running = self._ended(job, makers)
             out += self._collect(wait=True)
 
-    def _drop_late(self) -> None:
-        """Drops keyframes that a thread has no time for, oldest first."""
+    def _drop_late(self) -> bool:
+        """Drops keyframes that a thread has no time for, oldest first; returns whether it is
+        behind ``dense.max_ms``."""
         is_behind = self.config.max_ms > 0 and self._behind_s > 0
         dropped = self._drop(0 if is_behind else WAITING)
         if is_behind:  # each makes up for a part of what earlier ones took
             self._behind_s -= 1e-3 * self.config.max_ms * dropped
+        return is_behind
 
     def _drop(self, most: int, *, ends: bool = False) -> int:
-        """Drops all but the newest ``most`` of those that wait for a search; returns how many."""
+        """Drops all but each camera's newest ``most`` of those that wait for their first search;
+        returns how many."""
         dropped = self.measurement.drop_waiting(most, ends=ends)
         self.counters["keyframes_depth_skipped"] += dropped
         return dropped

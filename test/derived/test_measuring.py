@@ -181,6 +181,9 @@ def test_dropped_keyframes_are_not_searched_and_their_depth_stays():
         log.measurement.add(one)
     assert log.measurement.drop_waiting(2) == 2  # of 0 to 3
     assert log.measurement.drop_waiting(2) == 0
+    assert log.measurement.job(log.poses, again=False).due.keys() == {2, 3}
+    for entry in log.measurement._entries.values():
+        entry.searched_at = -1  # that job was not run
     log.step(*ones[6:])
     assert 0 not in log.searched[0]
     assert 1 not in log.searched[0]
@@ -296,6 +299,29 @@ def test_depth_that_was_not_compared_is_not_called_measured():
     assert not out.measured[:, 46:50].any()
     assert out.measured.mean() > 0.85
     np.testing.assert_allclose(out.depth[:, 48:], 2.4, rtol=1e-5)  # no mixture at the edge
+
+
+def test_of_each_camera_the_newest_keyframes_wait():
+    measurement, (ones, _, _) = DepthMeasurement(), keyframes()
+    for k in range(6):
+        for n in range(3):
+            measurement.add(dataclasses.replace(ones[k], id=3 * k + n, camera=str(n)))
+    assert measurement.cameras == 3
+    assert measurement.drop_waiting(1) == 9  # of 12 with two later ones of their camera
+    kept = [k for k, e in measurement._entries.items() if e.later >= LATER and not e.is_dropped]
+    assert kept == [9, 10, 11]
+
+
+def test_without_time_no_keyframe_is_searched_again():
+    log, (ones, poses, _) = Log(), keyframes()
+    for one in ones[:4]:
+        log.step(one)
+    moved = {id: (T.copy(), unit) for id, (T, unit) in poses.items()}
+    moved[1][0][:3, 3] += 0.1
+    log.measurement.add(ones[4])
+    log.poses = lambda k: moved[k.id]
+    assert log.measurement.job(log.poses, again=False).due.keys() == {2}
+    assert {0, 1} <= log.measurement.job(log.poses).due.keys()
 
 
 def test_keyframes_of_an_older_map_are_ignored():
