@@ -9,6 +9,7 @@ scene is stored, and is dropped else.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from da3_ros.mapping.scene import CHUNK, Jpeg, Shot, SubmapCloud
 from da3_ros.mapping.submap_spill import Submap, SubmapSpill
 from da3_ros.mapping.voxel_map import PointCloud, VoxelMap, VoxelSums
 from da3_ros.types import Array, FloatImage, Image
+
+log = logging.getLogger(__name__)
 
 KEPT_SHARE = 0.9  # share of a limit that is kept when it is exceeded, so that this is rare
 MARGIN = 0.05  # camera motion over the radius after which distant points are dropped
@@ -104,6 +107,7 @@ class SubmapPoints:
         self._spilled: dict[int, int] = {}  # number of points on the disk, by submap
         self._spilled_total = 0
         self._dropped_at = np.full(3, np.inf)
+        self._ended = 0  # keyframes whose points were not replaced for want of room
 
     def spill_to(self, spill: ArraySpill | None) -> None:
         """Sets where points go that memory cannot hold; None: they are dropped."""
@@ -200,6 +204,13 @@ class SubmapPoints:
 
     def end_growth(self) -> None:
         """Makes all submaps compact; keyframes that wait keep the points that they have."""
+        waiting = sum(len(growing.waiting) for growing in self._growing.values())
+        if waiting and not self._ended:
+            log.warning(
+                "map.memory_mb or map.max_points leave no room for keyframes that wait for their "
+                "measured depth: their points stay as the network gave them"
+            )
+        self._ended += waiting
         for id in list(self._growing):
             self._make_compact(self._submaps[id])
 

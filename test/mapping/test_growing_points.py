@@ -200,7 +200,7 @@ def test_a_closed_submap_is_compact_once_none_of_its_keyframes_waits(submaps):
     np.testing.assert_array_equal(submaps[0].cloud.xyz[:, 2], z)
 
 
-def test_too_little_memory_ends_the_waiting(submaps):
+def test_too_little_memory_ends_the_waiting(submaps, caplog):
     store = SubmapPoints(submaps)
     store.begin(submaps[0], VOXEL)
     store.insert(keyframe(1, 1.0), 0.0, waiting=True)
@@ -209,6 +209,7 @@ def test_too_little_memory_ends_the_waiting(submaps):
     store.insert(keyframe(2, 1.0), 0.0, waiting=True)
     count = len(store)
     store.enforce_limits(0, 1000, 0)
+    assert caplog.text.count("leave no room for keyframes that wait") == 1
     assert not store.is_growing(submaps[0])
     assert not store.is_growing(submaps[1])
     assert store.newest is None
