@@ -112,9 +112,14 @@ class MeasuredSoFar:
         return self.measured_pixels / max(1, self.found_pixels)
 
     @property
-    def seconds_per_keyframe(self) -> float:
+    def seconds_per_search(self) -> float:
         """Mean time of a search with all that follows; 0 without any."""
         return self.seconds / self.searches if self.searches else 0.0
+
+    @property
+    def seconds_per_keyframe(self) -> float:
+        """Mean time of all searches of a keyframe whose depth stays; 0 without any."""
+        return self.seconds / self.keyframes if self.keyframes else 0.0
 
 
 class DepthMapping:
@@ -164,7 +169,7 @@ class DepthMapping:
         while True:
             if timeout_s is not None:
                 left = max(0.0, timeout_s - (time.monotonic() - start))
-                time_for = left / (self.so_far.seconds_per_keyframe or timeout_s)
+                time_for = left / (self.so_far.seconds_per_search or timeout_s)
                 self._drop(int(time_for / max(1, self.measurement.cameras)), ends=True)
             job = self.measurement.job(poses, ends=True, again=timeout_s is None)
             if job is None:

@@ -128,14 +128,14 @@ def measure_run(
     windows = sum(scene.results.windows for scene in scenes.values())
     inference_s = sum(scene.results.inference_s for scene in scenes.values())
     dense = [scene.pipeline.scene_map.dense.so_far for scene in scenes.values()]
-    searches = sum(one.searches for one in dense)
+    measured = sum(one.keyframes for one in dense)
     wall = time.perf_counter() - start
     peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
         "wall_s": wall,
         "frames_per_s": summary.counts["processed"] / wall,
         "inference_s_per_window": inference_s / max(windows, 1),
-        "dense_s_per_keyframe": sum(one.seconds for one in dense) / max(searches, 1),
+        "dense_s_per_keyframe": sum(one.seconds for one in dense) / max(measured, 1),
         "peak_rss_mb": peak_kb / (2**20 if sys.platform == "darwin" else 2**10),
         "map_mb": sum(scene.pipeline.map.nbytes for scene in scenes.values()) / 2**20,
     }

@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 
 from da3_ros.derived import measuring
-from da3_ros.derived.measuring import KEPT, LAST, LATER, DepthMeasurement, Measurable
+from da3_ros.derived.measuring import IDLE, KEPT, LAST, LATER, DepthMeasurement, Measurable
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.types import DenseDepth
 
@@ -117,9 +117,9 @@ def test_a_camera_that_stands_is_measured_with_what_there_is():
     log.step(ones[0])
     log.step(ones[1])
     log.step(ones[2])
-    steps = [log.step() for _ in range(5)]
+    steps = [log.step() for _ in range(IDLE + 2)]
     assert sum(step is not None for step in steps) == 1
-    assert log.searched[-5:].count([1, 2]) == 1
+    assert log.searched[-len(steps) :].count([1, 2]) == 1
     log.step(ones[3])
     assert log.searched[-1] == [1]  # again, with neighbours on both sides
     log.step(ones[4])

@@ -95,7 +95,7 @@ def test_no_keyframe_waits_at_the_end():
 
 
 def test_published_depth_is_corrected_where_the_images_agree_better():
-    camera = SyntheticCamera(SEED, (168, 126), walk="loop", frames=16, rate_hz=10)
+    camera = SyntheticCamera(SEED, (168, 126), walk="loop", frames=20, rate_hz=10)
     depths = []
     for on in (False, True):
         settings = {"process_res": 168, "dense.enabled": on, **TINY}
@@ -262,7 +262,7 @@ def test_no_more_is_measured_at_the_end_than_there_is_time_for():
         list(pipeline.push(to_frame(camera, f)))
     dense = pipeline.scene_map.dense
     searches = dense.so_far.searches
-    pipeline.scene_map.finish_depth(1.5 * dense.so_far.seconds_per_keyframe)
+    pipeline.scene_map.finish_depth(1.5 * dense.so_far.seconds_per_search)
     assert dense.so_far.searches <= searches + 1
     assert pipeline.counters["keyframes_depth_skipped"] > 0
     assert dense.measurement.nbytes == 0 or not dense.measurement.drop_waiting(0, ends=True)
