@@ -82,7 +82,6 @@ def test_windows_of_all_sizes_equal_torch(walk, poses):
     _, frames = walk
     ours, torchs = (session_of(backend, poses) for backend in ("openvino", "torch"))
     for n, new, wanted in (
-        (2, 2, None),
         (3, 1, (2,)),
         (5, 2, (0, 3, 4)),
         (8, 1, (7,)),
