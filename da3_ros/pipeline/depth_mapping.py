@@ -6,6 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -250,10 +251,9 @@ class DepthMapping:
         if self._running is None or not (wait or self.waits or self._running.done()):
             return []
         running, self._running = self._running, None
-        try:
-            done = running.result(timeout_s)
-        except TimeoutError:
+        if not futures.wait([running], timeout_s).done:  # TimeoutError is another one in 3.10
             return []
+        done = running.result()
         self.measurement.take(done.result)
         for found in done.found:
             self._note(found.measured)
