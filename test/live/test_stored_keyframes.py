@@ -11,6 +11,7 @@ from support.streams import as_messages, stream_of
 from da3_ros.keyframe_store import recorder
 from da3_ros.keyframe_store.journal import JournalWriter
 from da3_ros.keyframe_store.store import StoredScene
+from da3_ros.live import stream as live_stream
 from da3_ros.parameter_schema import ConfigError
 from da3_ros.synthetic import SyntheticCamera
 
@@ -44,6 +45,19 @@ def test_each_run_stores_its_keyframes_in_a_folder_of_its_own(tmp_path):
         assert frames == stream.frame_counts.processed == 5
         assert images == stream.pipeline.counters["keyframes_stored"]
     assert sorted(p.name for p in (tmp_path / "night").iterdir()) == ["000001", "000002"]
+
+
+def test_what_waits_is_measured_and_stored_when_a_stream_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(live_stream, "FINISH_S", 60.0)
+    on = {"refinement.enabled": True, "dense.enabled": True, "keyframe.parallax": 0.02}
+    stream, host = stream_in(tmp_path, **on)
+    shown(stream, host, frames=8)
+    so_far = stream.pipeline.scene_map.dense.so_far
+    before = so_far.keyframes
+    assert stream.finish_recording(30)
+    assert so_far.keyframes == stream.pipeline.counters["keyframes_stored"] > before
+    with StoredScene.open(tmp_path / "night" / "000001") as scene:
+        assert len(scene.measured) == so_far.measured > 0
 
 
 def test_a_reset_begins_a_scene_anew(tmp_path):
