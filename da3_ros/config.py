@@ -334,12 +334,13 @@ class DenseConfig:
     enabled: bool = option(
         True,
         "whether the depth of keyframes is measured by the images of those beside them, where "
-        "poses are refined (refinement.enabled) or the robot's: for map, exports and relocalising",
+        "poses are refined (refinement.enabled) or the robot's: for the map and exports",
     )
     size: int = option(
         0,
         "longest side of the images in which depth is measured, pixels; its correction is then "
-        "enlarged; 0: that of the network's depth",
+        "enlarged, and nothing is measured beside edges; 0: that of the network's depth; else at "
+        "least 112",
         low=0,
     )
     max_ms: float = option(
@@ -430,6 +431,11 @@ class PipelineConfig:
                 "one of them to its default"
             )
         _check_corrections(self.pose_prior)
+        if 0 < self.dense.size < LEAST_DENSE_SIZE:
+            raise ConfigError(
+                f"dense.size is {self.dense.size}, but must be 0 or at least {LEAST_DENSE_SIZE}: "
+                "smaller images have too little in them to compare"
+            )
         if self.splats.enabled and (self.mode == "localization" or not self.map.enabled):
             raise ConfigError(
                 "splats.enabled is true, but no keyframes are stored with mode localization or "
@@ -442,6 +448,7 @@ class PipelineConfig:
             )
 
 
+LEAST_DENSE_SIZE = 112  # pixels
 CAMERA_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*(/[A-Za-z][A-Za-z0-9_]*)*")
 POSE_NUMBERS = 7
 

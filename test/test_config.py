@@ -56,6 +56,7 @@ def test_an_empty_list_may_come_as_ros_hands_it_over():
         ),
         ({"map.voxel_m": float("nan")}, "map.voxel_m is NaN"),
         ({"depth.color_range_m": [5, 1]}, "depth.color_range_m"),
+        ({"dense.size": 60}, "dense.size is 60, but must be 0 or at least 112"),
         ({"depth.color_range_m": [5]}, "depth.color_range_m"),
         ({"cameras": "front"}, "cameras is 'front': must be a list of texts"),
         ({"cameras": [1, 2]}, "cameras is [1, 2]: must be a list of texts"),

@@ -9,6 +9,7 @@ they belong to the map.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,7 +39,7 @@ FEW, MORE = 4, 2  # neighbours: with less, it is searched again when there are s
 MOVED_PX = 0.25  # by which poses move a point in neighbours since a search: it is searched again
 LEAST = 2  # neighbours
 LEAST_SIDE = 56  # pixels; smaller depth has too little in it to compare
-SMOOTH, SMOOTH_DEPTH = 0.02, 0.1  # largest steps of log correction and depth of one surface
+SMOOTH, SMOOTH_DEPTH = 0.04, 0.1  # largest steps of log correction and depth of one surface
 SAME_K = 1e-3  # relative difference of the intrinsics of one calibration
 
 
@@ -118,6 +119,7 @@ class JobResult:
 
     searches: Mapping[int, Searched]
     measured: Sequence[Measured]
+    left_out: Sequence[int] = ()  # ids of keyframes that were to be searched, and are still
 
 
 Pose = tuple[Array, float]  # [4, 4] in odometry; units of odometry per unit of the submap
@@ -215,14 +217,16 @@ class DepthMeasurement:
             return None
         for id in due:
             self._entries[id].searched_at = self._entries[id].later
-        posed = {id: _Posed.of(self._entries[id], *pose) for id, pose in known.items()}
+        placed = {
+            id: _Placed(e.compared, e.median, *known[id])
+            for id, e in self._entries.items() if id in known
+        }  # fmt: skip
         last_ids = [e.keyframe.id for e in last]
         found = {id: e.search for id, e in self._entries.items() if e.search and id in known}
         measured = frozenset(id for id, e in self._entries.items() if e.is_measured)
         return MeasureJob(
-            {id: e.keyframe for id, e in self._entries.items()},
-            {id: e.compared for id, e in self._entries.items()}, posed, found,
-            due, last_ids, measured,
+            {id: e.keyframe for id, e in self._entries.items()}, placed, found, due, last_ids,
+            measured,
         )  # fmt: skip
 
     def take(self, result: JobResult) -> None:
@@ -231,6 +235,9 @@ class DepthMeasurement:
             if id in self._entries:
                 self._entries[id].search = search
                 self._entries[id].searches += 1
+        for id in result.left_out:
+            if id in self._entries:
+                self._entries[id].searched_at = -1
         for one in result.measured:
             if one.keyframe.id in self._entries:
                 entry = self._entries[one.keyframe.id]
@@ -302,21 +309,30 @@ def _is_comparable(a: Measurable, b: Measurable) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class _Posed:
-    """A keyframe as others are compared with it."""
+class _Placed:
+    """A keyframe at its pose, as others are compared with it."""
 
-    view: SweepView  # in odometry
-    depth: FloatImage  # [h, w] unit of odometry
-    median: float  # 0 without depth
-    unit: float
+    keyframe: Measurable  # or a smaller one
+    submap_median: float  # depth, unit of the submap; 0 without any
+    T_local_camera: Array  # [4, 4]
+    unit: float  # of odometry, per unit of the submap
 
-    @staticmethod
-    def of(entry: _Kept, T_local_camera: Array, unit: float) -> _Posed:
-        """Returns a keyframe at its pose [4, 4]; unit: of odometry, per unit of its submap."""
-        keyframe = entry.compared
-        valid = None if keyframe.valid.all() else keyframe.valid
-        view = SweepView(grey_of(keyframe.image), keyframe.K, T_local_camera, valid)
-        return _Posed(view, keyframe.depth * np.float32(unit), unit * entry.median, unit)
+    @functools.cached_property
+    def view(self) -> SweepView:
+        """Its image, in odometry. Made when it is asked for: by the thread that searches."""
+        one = self.keyframe
+        valid = None if one.valid.all() else one.valid
+        return SweepView(grey_of(one.image), one.K, self.T_local_camera, valid)
+
+    @property
+    def depth(self) -> FloatImage:
+        """Depth [h, w] in the unit of odometry."""
+        return self.keyframe.depth * np.float32(self.unit)
+
+    @property
+    def median(self) -> float:
+        """Median depth in the unit of odometry."""
+        return self.unit * self.submap_median
 
 
 def _relative(T_neighbour: Array, T_view: Array, median: float) -> Array:
@@ -347,8 +363,7 @@ class MeasureJob:
     thread."""
 
     keyframes: Mapping[int, Measurable]
-    compared: Mapping[int, Measurable]  # themselves, or smaller
-    posed: Mapping[int, _Posed]
+    placed: Mapping[int, _Placed]
     found: Mapping[int, Searched]  # earlier searches
     due: Mapping[int, tuple[int, ...]]  # neighbours of the keyframes to be searched
     last: Sequence[int]  # ids of keyframes whose depth stays
@@ -359,11 +374,20 @@ class MeasureJob:
         """Ids of the keyframes whose depth the job may change."""
         return sorted({*self.due, *self.last})
 
-    def run(self, device: str = "cpu") -> JobResult:
-        """Returns what the images say."""
-        searches = {id: self._search(id, ids, device) for id, ids in self.due.items()}
+    def run(self, device: str = "cpu", stopping: Callable[[], bool] = lambda: False) -> JobResult:
+        """Returns what the images say.
+
+        stopping: whether to leave out what is not searched yet; asked before each search.
+        """
+        searches: dict[int, Searched] = {}
+        for id, ids in self.due.items():
+            if stopping():
+                break
+            searches[id] = self._search(id, ids, device)
+        left_out = [id for id in self.due if id not in searches]
         found = {**self.found, **searches}
-        return JobResult(searches, [self._measure(id, found) for id in self.decided])
+        measured = [self._measure(id, found) for id in sorted({*searches, *self.last})]
+        return JobResult(searches, measured, left_out)
 
     def unmeasured(self) -> JobResult:
         """Returns that nothing is measured."""
@@ -373,30 +397,31 @@ class MeasureJob:
         return Measured(self.keyframes[id], None, stays, found, id in self.measured)
 
     def _search(self, id: int, ids: tuple[int, ...], device: str) -> Searched:
-        one, views = self.posed[id], [self.posed[j].view for j in ids]
+        one, views = self.placed[id], [self.placed[j].view for j in ids]
         T = [_relative(v.T_frame_camera, one.view.T_frame_camera, one.median) for v in views]
         search = search_depth(one.view, views, one.depth, device).scaled(1 / one.unit)
         return Searched(ids, search, np.array(T))
 
     def _measure(self, id: int, found: Mapping[int, Searched]) -> Measured:
         keyframe, own, stays = self.keyframes[id], found.get(id), id in self.last
-        if own is None or id not in self.posed:
+        if own is None or id not in self.placed:
             return self._unmeasured(id, stays)
-        one = self.posed[id]
+        one = self.placed[id]
         neighbours = {
-            n: (self.posed[j].view, found[j].search.scaled(self.posed[j].unit))
+            n: (self.placed[j].view, found[j].search.scaled(self.placed[j].unit))
             for n, j in enumerate(own.neighbours)
-            if j in found and j in self.posed
+            if j in found and j in self.placed
         }
         dense = confirmed_depth(one.view, one.depth, own.search.scaled(one.unit), neighbours)
         pixels = int(own.search.decided.sum())
         if not dense.measured.any():
             return self._unmeasured(id, stays, pixels)
         dense = replace(dense, depth=dense.depth / np.float32(one.unit))
-        compared = self.compared[id]
-        if compared is not keyframe:
-            dense = _enlarged(dense, compared, keyframe)
-            pixels = round(pixels * keyframe.depth.size / compared.depth.size)
+        if one.keyframe is not keyframe:
+            before = max(1, int(dense.measured.sum()))
+            dense = _enlarged(dense, one.keyframe, keyframe)
+            # As many for each measured one as in the smaller image.
+            pixels = round(pixels * int(dense.measured.sum()) / before)
         return Measured(keyframe, dense, stays, pixels)
 
 
@@ -416,8 +441,8 @@ def _reduced(keyframe: Measurable, most_side: int) -> Measurable:
 def _enlarged(dense: DenseDepth, small: Measurable, keyframe: Measurable) -> DenseDepth:
     """Returns the depth of a keyframe with the correction that a smaller image of it got.
 
-    Beside an edge of depth or of the correction, whose place between two of the smaller pixels
-    nobody knows, nothing is measured.
+    Nothing is measured beside an edge of depth or of the correction: the smaller image does not
+    show between which pixels it lies.
     """
     height, width = keyframe.depth.shape
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -87,6 +88,7 @@ class MeasuredSoFar:
     measured_pixels: int = 0  # in which neighbours confirmed it
     searches: int = 0
     seconds: float = 0.0  # of all jobs
+    behind_s: float = 0.0  # time that jobs have taken beyond ``dense.max_ms``
 
     def add(self, one: Measured) -> None:
         """Adds a keyframe whose depth stays."""
@@ -97,10 +99,11 @@ class MeasuredSoFar:
             self.measured += 1
             self.measured_pixels += int(one.dense.measured.sum())
 
-    def add_job(self, seconds: float, searches: int) -> None:
-        """Adds the time of a job with this number of searches."""
+    def add_job(self, seconds: float, searches: int, max_ms: float) -> None:
+        """Adds the time of a job with this number of searches; max_ms: ``dense.max_ms``."""
         self.seconds += seconds
         self.searches += searches
+        self.behind_s = max(0.0, self.behind_s + seconds - 1e-3 * max_ms * searches)
 
     @property
     def share(self) -> float:
@@ -139,7 +142,6 @@ class DepthMapping:
     def restart(self) -> None:
         """The map begins anew: what was found of the old one does not count."""
         self.so_far = MeasuredSoFar()
-        self._behind_s = 0.0  # time that earlier jobs have taken beyond ``dense.max_ms``
         self.clear()
 
     def clear(self) -> None:
@@ -147,6 +149,7 @@ class DepthMapping:
         self.measurement = DepthMeasurement(self.config.size)
         self.newest: dict[str, Measured] = {}  # keyframe with measured pixels, by camera
         self._running: Future[_Done] | None = None
+        self._stopping: threading.Event | None = None  # of the job that runs in the thread
 
     def end_window(self, poses: Poses, makers: Makers) -> list[Found]:
         """Goes on after a window; returns what was found."""
@@ -166,6 +169,8 @@ class DepthMapping:
         timeout_s: after about which time those that were not searched are left out.
         """
         start = time.monotonic()
+        if timeout_s is not None and self._stopping is not None:
+            self._stopping.set()
         out = self._collect(wait=True, timeout_s=timeout_s)
         while True:
             if timeout_s is not None:
@@ -181,10 +186,10 @@ class DepthMapping:
     def _drop_late(self) -> bool:
         """Drops keyframes that a thread has no time for, oldest first; returns whether it is
         behind ``dense.max_ms``."""
-        is_behind = self.config.max_ms > 0 and self._behind_s > 0
+        is_behind = self.config.max_ms > 0 and self.so_far.behind_s > 0
         dropped = self._drop(0 if is_behind else WAITING)
         if is_behind:  # each makes up for a part of what earlier ones took
-            self._behind_s -= 1e-3 * self.config.max_ms * dropped
+            self.so_far.behind_s -= 1e-3 * self.config.max_ms * dropped
         return is_behind
 
     def _drop(self, most: int, *, ends: bool = False) -> int:
@@ -202,23 +207,29 @@ class DepthMapping:
             return
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "da3-dense")
-        self._running = self._thread.submit(self._run, job, self._maker(job, makers))
+        self._stopping = threading.Event()
+        self._running = self._thread.submit(
+            self._run, job, self._maker(job, makers), self._stopping.is_set
+        )
 
     def _ended(self, job: MeasureJob, makers: Makers) -> Future[_Done]:
         """Runs a job; not in a thread, so that Ctrl-C ends it."""
         done = Future[_Done]()
-        done.set_result(self._run(job, self._maker(job, makers)))
+        done.set_result(self._run(job, self._maker(job, makers), lambda: False))
         return done
 
     @staticmethod
     def _maker(job: MeasureJob, makers: Makers) -> PointsMaker:
         return makers(job.keyframes[id] for id in job.decided)
 
-    def _run(self, job: MeasureJob, maker: PointsMaker) -> _Done:
+    def _run(
+        self, job: MeasureJob, maker: PointsMaker, stopping: Callable[[], bool]
+    ) -> _Done:  # fmt: skip
         """Runs a job; one that fails measures nothing."""
-        start, so_far = time.perf_counter(), self.so_far
+        start, so_far, searches = time.perf_counter(), self.so_far, len(job.due)
         try:
-            result = self._run_on_device(job)
+            result = self._run_on_device(job, stopping)
+            searches -= len(result.left_out)
             return _Done(result, [Found(one, maker.points(one)) for one in result.measured])
         except Exception as error:
             self.counters["keyframes_depth_failed"] += len(job.due)
@@ -229,22 +240,20 @@ class DepthMapping:
             return _Done(result, [Found(one, None) for one in result.measured])
         finally:
             seconds = time.perf_counter() - start
-            so_far.add_job(seconds, len(job.due))
-            self._behind_s += seconds - 1e-3 * self.config.max_ms * len(job.due)
-            self._behind_s = max(0.0, self._behind_s)
+            so_far.add_job(seconds, searches, self.config.max_ms)
 
-    def _run_on_device(self, job: MeasureJob) -> JobResult:
+    def _run_on_device(self, job: MeasureJob, stopping: Callable[[], bool]) -> JobResult:
         """Runs a job on the device; on the CPU from then on if that fails there."""
         if self.device == "cpu":
-            return job.run()
+            return job.run(stopping=stopping)
         try:
             # On a stream of its own, whose work gives way to the network's.
             with torch.cuda.device(self.device), torch.cuda.stream(torch.cuda.Stream()):
-                return job.run(self.device)
+                return job.run(self.device, stopping)
         except RuntimeError as error:
             log.warning("depth is measured on the CPU from now on: %s", error)
             self.device = "cpu"
-            return job.run()
+            return job.run(stopping=stopping)
 
     def _collect(self, *, wait: bool = False, timeout_s: float | None = None) -> list[Found]:
         """Returns what a job has found, if it has ended; one that does not in time is given up."""

@@ -301,6 +301,33 @@ def test_depth_that_was_not_compared_is_not_called_measured():
     np.testing.assert_allclose(out.depth[:, 48:], 2.4, rtol=1e-5)  # no mixture at the edge
 
 
+def test_nothing_is_measured_beside_a_hole_of_the_smaller_image():
+    depth = np.full((64, 96), 4.0, np.float32)
+    depth[20:28, 20:28] = np.nan
+    image = np.zeros((64, 96, 3), np.uint8)
+    one = Measurable(0, 0, 0, "", 0, image, np.eye(3), depth, np.ones_like(depth))
+    small = measuring._reduced(one, 48)
+    dense = DenseDepth(1.1 * small.depth, np.full_like(small.depth, 0.01), small.known)
+    out = measuring._enlarged(dense, small, one)
+    assert not out.measured[18:30, 18:30].any()
+    assert out.measured.mean() > 0.9
+    np.testing.assert_allclose(out.depth[out.measured], 4.4, rtol=1e-5)
+
+
+def test_a_job_that_stops_leaves_out_what_is_not_searched():
+    log, (ones, _, _) = Log(), keyframes()
+    for one in ones[:5]:
+        log.measurement.add(one)
+    job, asked = log.measurement.job(log.poses), []
+    assert list(job.due) == [0, 1, 2]
+    result = job.run(stopping=lambda: asked.append(0) or len(asked) > 2)
+    assert list(result.searches) == [0, 1]
+    assert result.left_out == [2]
+    assert [one.keyframe.id for one in result.measured] == [0, 1]
+    log.measurement.take(result)
+    assert 2 in log.measurement.job(log.poses).due  # it is still to be done
+
+
 def test_of_each_camera_the_newest_keyframes_wait():
     measurement, (ones, _, _) = DepthMeasurement(), keyframes()
     for k in range(6):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from da3_ros.mapping.voxel_map import VoxelMap, _cells, _keys, voxel_hash
+from da3_ros.mapping.voxel_map import PointCloud, VoxelMap, VoxelSums, _cells, _keys, voxel_hash
 
 
 def random_points(rng, n, spread=3.0):
@@ -100,6 +100,24 @@ def test_very_fine_voxels_lose_no_distant_point():
     np.testing.assert_allclose(
         np.sort(voxels.cloud().xyz, axis=0), np.sort(xyz, axis=0), atol=2e-4
     )
+
+
+def test_what_is_added_to_an_emptied_voxel_is_all_that_it_has():
+    voxels, xyz = VoxelMap(1.0), np.array([[0.5, 0.5, 0.5]])
+    one, other = (
+        VoxelSums.of(PointCloud(
+            (xyz + off).astype(np.float32), np.full((1, 3), red, np.uint8), np.full(1, 2.0),
+            np.ones(1, np.int32),
+        ), 1.0)
+        for off, red in ((0.3, 10), (-0.2, 200))
+    )  # fmt: skip
+    voxels.add(one)
+    voxels.remove(np.array([0]))
+    assert len(voxels) == len(voxels.cloud()) == 0
+    voxels.add(other)
+    cloud = voxels.cloud()
+    np.testing.assert_allclose(cloud.xyz, xyz - 0.2, atol=1e-6)
+    assert (cloud.rgb[0, 0], cloud.count[0]) == (200, 1)
 
 
 def test_removed_voxels_are_gone_until_they_are_seen_again():

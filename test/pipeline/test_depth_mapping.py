@@ -3,7 +3,7 @@
 import functools
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
@@ -20,8 +20,10 @@ from da3_ros.pipeline.depth_mapping import MeasuredSoFar
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.evaluation import cloud_errors, fit_poses
+from da3_ros.synthetic.rig import rig_mount
 from da3_ros.synthetic.rooms import make_room
 from da3_ros.synthetic.truth import Noise, TruthSession
+from da3_ros.types import Frame
 
 NOISE = Noise(smooth=0.08, per_frame=0.02, rotation_deg=0.3, translation=0.01)
 SEED, SIZE, FRAMES = 77, (168, 126), 20
@@ -150,9 +152,9 @@ def test_frames_do_not_wait_for_a_live_measurement(monkeypatch):
     pipeline.scene_map.dense.waits = False
     whole = measuring.MeasureJob.run
 
-    def slow(job, device="cpu"):
+    def slow(job, device="cpu", stopping=None):
         released.wait(60)
-        return whole(job, device)
+        return whole(job, device, stopping)
 
     monkeypatch.setattr(measuring.MeasureJob, "run", slow)
     camera, frames = walk()
@@ -261,7 +263,7 @@ def test_a_job_that_hangs_does_not_hold_up_the_end(monkeypatch):
     camera, frames = walk()
     with monkeypatch.context() as during:
         during.setattr(
-            measuring.MeasureJob, "run", lambda job, device="cpu": released.wait(60) and None
+            measuring.MeasureJob, "run", lambda job, **kwargs: released.wait(60) and None
         )
         for f in frames[:12]:
             list(pipeline.push(to_frame(camera, f)))
@@ -274,12 +276,65 @@ def test_a_job_that_hangs_does_not_hold_up_the_end(monkeypatch):
     assert all(not growing.waiting for growing in points._growing.values())
 
 
+def test_what_a_running_job_has_searched_is_kept_at_the_end(monkeypatch):
+    pipeline, (camera, frames), searching = opened(), walk(), threading.Event()
+    whole, released = measuring.search_depth, threading.Event()
+
+    def slow(*args):
+        searching.set()
+        released.wait(60)
+        return whole(*args)
+
+    dense = pipeline.scene_map.dense
+    for f in frames[:12]:
+        list(pipeline.push(to_frame(camera, f)))
+    monkeypatch.setattr(measuring, "search_depth", slow)
+    dense.waits = False
+    while not searching.is_set():
+        list(pipeline.push(to_frame(camera, frames[12 + dense.measurement._idle])))
+    before, due = dense.so_far.searches, len(dense.measurement._entries)
+    threading.Timer(0.2, released.set).start()
+    pipeline.scene_map.finish_depth(5.0)
+    assert before < dense.so_far.searches <= before + due
+    assert all(e.stays for e in dense.measurement._entries.values())
+    assert dense.so_far.measured > 3
+
+
+def test_cameras_of_a_live_rig_are_measured_alike():
+    """Three cameras at one place that look around: each is measured, and each frame's depth is
+    corrected by its own camera's."""
+    names, rigs = ("front", "left", "right"), {}
+    for k, name in enumerate(names):
+        mount = rig_mount(k, 0.1, -120)
+        rigs[name] = SyntheticCamera(SEED, SIZE, walk="loop", frames=20, rate_hz=6, mount=mount)
+    frames = {name: list(camera)[::2] for name, camera in rigs.items()}
+    settings = {
+        "process_res": max(SIZE), "window.size": 7, "map.voxel_m": 0.03, "cameras": list(names)
+    }  # fmt: skip
+    pipeline = Pipeline(config_from_parameters(settings), TruthSession(frames, noise=NOISE))
+    dense = pipeline.scene_map.dense
+    dense.waits = False
+    for k in range(10):
+        list(pipeline.push(*(
+            Frame(frames[n][k].stamp_ns, frames[n][k].image, n, camera=n,
+                  calibration=rigs[n].calibration) for n in names
+        )))  # fmt: skip
+        while dense._running is not None and not dense._running.done():
+            time.sleep(0.01)
+    entries = dense.measurement._entries.values()
+    assert dense.measurement.cameras == 3
+    searched = Counter(e.keyframe.camera for e in entries if e.search is not None)
+    assert min(searched[name] for name in names) > 0.7 * max(searched.values()) > 1
+    assert set(dense.newest) == set(names)
+    assert not pipeline.counters["keyframes_depth_skipped"]
+
+
 def test_all_that_takes_time_is_done_in_the_thread(monkeypatch):
     """Of a measured keyframe's points, only sums are left to the thread of the frames."""
     threads = defaultdict(list)
     for owner, name in (
         (depth_mapping, "filter_depth"), (VoxelSums, "of"), (free_space, "depth_view"),
-        (submap_points, "depth_view"), (measuring, "confirmed_depth"),
+        (submap_points, "depth_view"), (measuring, "confirmed_depth"), (measuring, "grey_of"),
     ):  # fmt: skip
         whole = getattr(owner, name)
 
@@ -299,6 +354,8 @@ def test_all_that_takes_time_is_done_in_the_thread(monkeypatch):
     assert len(threads["confirmed_depth"]) > 5
     assert not any(threads["confirmed_depth"])
     assert not any(threads["filter_depth"])
+    assert len(threads["grey_of"]) > 5
+    assert not any(threads["grey_of"])
     assert sum(threads["of"]) == keyframes  # the network's, when they come
     assert threads["of"].count(False) > 5
     monkeypatch.undo()
