@@ -105,6 +105,10 @@ class MeasuredSoFar:
         self.searches += searches
         self.behind_s = max(0.0, self.behind_s + seconds - 1e-3 * max_ms * searches)
 
+    def skip(self, keyframes: int, max_ms: float) -> None:
+        """Takes off the time that keyframes were not given; max_ms: as of ``add_job``."""
+        self.behind_s -= 1e-3 * max_ms * keyframes
+
     @property
     def share(self) -> float:
         """Share of the pixels with depth that are measured; 0 without any."""
@@ -189,7 +193,7 @@ class DepthMapping:
         is_behind = self.config.max_ms > 0 and self.so_far.behind_s > 0
         dropped = self._drop(0 if is_behind else WAITING)
         if is_behind:  # each makes up for a part of what earlier ones took
-            self.so_far.behind_s -= 1e-3 * self.config.max_ms * dropped
+            self.so_far.skip(dropped, self.config.max_ms)
         return is_behind
 
     def _drop(self, most: int, *, ends: bool = False) -> int:
