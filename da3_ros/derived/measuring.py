@@ -33,7 +33,7 @@ KEPT = 12  # newest keyframes of a camera
 LATER = 2  # keyframes of its camera after which one is searched
 LAST = 2 * LATER + 1  # after which those beside it were searched: its depth stays
 PASSED = 64  # keyframes of any camera after which none of its own is expected
-IDLE = 8  # windows without a keyframe after which one is searched anyway: the camera stands
+IDLE = 3  # windows without a keyframe after which one is searched anyway: none may come
 SEARCHES = 3  # of a keyframe, at most
 FEW, MORE = 4, 2  # neighbours: with less, it is searched again when there are so many more
 MOVED_PX = 0.25  # by which poses move a point in neighbours since a search: it is searched again
@@ -260,7 +260,7 @@ class DepthMeasurement:
         search = entry.search
         if search is None:
             return entry.searched_at < entry.later  # else that failed
-        if entry.searched_at < LATER <= entry.later or self._has_moved(entry, poses):
+        if self._has_moved(entry, poses):
             return True
         return len(search.neighbours) < FEW and len(ids) >= len(search.neighbours) + MORE
 
