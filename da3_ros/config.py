@@ -333,8 +333,8 @@ class DenseConfig:
 
     enabled: bool = option(
         True,
-        "whether the depth of keyframes is measured by the images of those beside them, where "
-        "poses are refined (refinement.enabled) or the robot's: for the map and exports",
+        "whether the depth of keyframes is measured by the images of those beside them, for the "
+        "map and exports; needs refinement.enabled, also where poses are the robot's",
     )
     size: int = option(
         0,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import cv2
 import numpy as np
@@ -120,6 +120,7 @@ class JobResult:
     searches: Mapping[int, Searched]
     measured: Sequence[Measured]
     left_out: Sequence[int] = ()  # ids of keyframes that were to be searched, and are still
+    failed: Mapping[int, Exception] = field(default_factory=dict)  # by id of the keyframe
 
 
 Pose = tuple[Array, float]  # [4, 4] in odometry; units of odometry per unit of the submap
@@ -162,11 +163,6 @@ class DepthMeasurement:
             arrays += [] if s is None else [s.search.depth, s.search.decided, s.search.disparity]
         return sum(a.nbytes for a in arrays if a is not None)
 
-    @property
-    def cameras(self) -> int:
-        """Number of cameras that the keyframes are of."""
-        return len({e.keyframe.camera for e in self._entries.values()})
-
     def add(self, keyframe: Measurable) -> None:
         """Adds the newest keyframe."""
         self._chain, self._idle = keyframe.chain, 0
@@ -183,15 +179,12 @@ class DepthMeasurement:
         """Notes that a window has ended; without keyframes, the waiting ones are searched."""
         self._idle += 1
 
-    def drop_waiting(self, most: int, *, ends: bool = False) -> int:
+    def drop_waiting(self, most: int) -> int:
         """Keeps each camera's newest ``most`` of the keyframes that wait for their first search;
-        returns how many are never searched therefore.
-
-        ends: as of ``job``.
-        """
+        returns how many are never searched therefore."""
         kept, dropped = Counter[str](), 0
         for entry in reversed(self._entries.values()):
-            if entry.search is None and self._is_ready(entry, ends):
+            if entry.search is None and self._is_ready(entry, ends=False):
                 kept[entry.keyframe.camera] += 1
                 entry.is_dropped = kept[entry.keyframe.camera] > most
                 dropped += entry.is_dropped
@@ -238,6 +231,9 @@ class DepthMeasurement:
         for id in result.left_out:
             if id in self._entries:
                 self._entries[id].searched_at = -1
+        for id in result.failed:
+            if id in self._entries:
+                self._entries[id].searches += 1
         for one in result.measured:
             if one.keyframe.id in self._entries:
                 entry = self._entries[one.keyframe.id]
@@ -247,6 +243,12 @@ class DepthMeasurement:
             is_old = entry.later >= KEPT or entry.keyframe.chain != self._chain
             if entry.stays and (is_old or entry.passed >= PASSED):
                 del self._entries[id]
+
+    def give_up(self) -> None:
+        """Notes that the job is not waited for: what it was to search is still to be searched."""
+        for entry in self._entries.values():
+            if entry.search is None:
+                entry.searched_at = -1
 
     def _is_ready(self, entry: _Kept, ends: bool) -> bool:
         """Whether a keyframe may be searched, if there is a reason to."""
@@ -260,8 +262,8 @@ class DepthMeasurement:
         search = entry.search
         if search is None:
             return entry.searched_at < entry.later  # else that failed
-        if self._has_moved(entry, poses):
-            return True
+        if entry.searched_at < LATER <= entry.later or self._has_moved(entry, poses):
+            return True  # the first time, with neighbours on one side
         return len(search.neighbours) < FEW and len(ids) >= len(search.neighbours) + MORE
 
     def _has_moved(self, entry: _Kept, poses: Mapping[int, Pose]) -> bool:
@@ -375,23 +377,28 @@ class MeasureJob:
         return sorted({*self.due, *self.last})
 
     def run(self, device: str = "cpu", stopping: Callable[[], bool] = lambda: False) -> JobResult:
-        """Returns what the images say.
+        """Returns what the images say; a keyframe that fails is not measured.
 
         stopping: whether to leave out what is not searched yet; asked before each search.
         """
         searches: dict[int, Searched] = {}
+        failed: dict[int, Exception] = {}
         for id, ids in self.due.items():
             if stopping():
                 break
-            searches[id] = self._search(id, ids, device)
-        left_out = [id for id in self.due if id not in searches]
-        found = {**self.found, **searches}
-        measured = [self._measure(id, found) for id in sorted({*searches, *self.last})]
-        return JobResult(searches, measured, left_out)
-
-    def unmeasured(self) -> JobResult:
-        """Returns that nothing is measured."""
-        return JobResult({}, [self._unmeasured(id, True) for id in self.last])
+            try:
+                searches[id] = self._search(id, ids, device)
+            except Exception as error:  # the others are still measured
+                failed[id] = error
+        left_out = [id for id in self.due if id not in searches and id not in failed]
+        found, measured = {**self.found, **searches}, []
+        for id in sorted({*searches, *self.last}):
+            try:
+                measured.append(self._measure(id, found))
+            except Exception as error:
+                failed[id] = error
+                measured.append(self._unmeasured(id, id in self.last))
+        return JobResult(searches, measured, left_out, failed)
 
     def _unmeasured(self, id: int, stays: bool, found: int = 0) -> Measured:
         return Measured(self.keyframes[id], None, stays, found, id in self.measured)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import Counter
@@ -30,6 +31,7 @@ from da3_ros.types import Array
 log = logging.getLogger(__name__)
 
 WAITING = 4  # keyframes of a camera that may wait for a thread
+BURST = 4  # searches in a row, at least, if ``dense.max_ms`` allows for less: they confirm others
 REPORTED = 10  # failures that are logged; all are counted
 
 
@@ -89,6 +91,7 @@ class MeasuredSoFar:
     searches: int = 0
     seconds: float = 0.0  # of all jobs
     behind_s: float = 0.0  # time that jobs have taken beyond ``dense.max_ms``
+    rests: bool = False  # whether keyframes are skipped until that is 0
 
     def add(self, one: Measured) -> None:
         """Adds a keyframe whose depth stays."""
@@ -104,10 +107,13 @@ class MeasuredSoFar:
         self.seconds += seconds
         self.searches += searches
         self.behind_s = max(0.0, self.behind_s + seconds - 1e-3 * max_ms * searches)
+        usual = self.seconds / self.searches if self.searches else 0.0
+        self.rests |= self.behind_s > max(0.0, BURST * (usual - 1e-3 * max_ms))
 
     def skip(self, keyframes: int, max_ms: float) -> None:
         """Takes off the time that keyframes were not given; max_ms: as of ``add_job``."""
-        self.behind_s -= 1e-3 * max_ms * keyframes
+        self.behind_s = max(0.0, self.behind_s - 1e-3 * max_ms * keyframes)
+        self.rests &= self.behind_s > 0
 
     @property
     def share(self) -> float:
@@ -118,11 +124,6 @@ class MeasuredSoFar:
     def agreement(self) -> float:
         """Share of the pixels found that neighbours confirmed; 0 without any."""
         return self.measured_pixels / max(1, self.found_pixels)
-
-    @property
-    def seconds_per_search(self) -> float:
-        """Mean time of a search with all that follows; 0 without any."""
-        return self.seconds / self.searches if self.searches else 0.0
 
     @property
     def seconds_per_keyframe(self) -> float:
@@ -141,6 +142,7 @@ class DepthMapping:
         self.waits = True  # for each job, so that a recording always gives the same map
         self.device = device if device.startswith("cuda") else "cpu"
         self._thread: ThreadPoolExecutor | None = None
+        self._stopping: threading.Event | None = None  # of the newest job in the thread
         self.restart()
 
     def restart(self) -> None:
@@ -150,10 +152,15 @@ class DepthMapping:
 
     def clear(self) -> None:
         """Forgets the keyframes that wait."""
+        self._stop()
         self.measurement = DepthMeasurement(self.config.size)
         self.newest: dict[str, Measured] = {}  # keyframe with measured pixels, by camera
         self._running: Future[_Done] | None = None
-        self._stopping: threading.Event | None = None  # of the job that runs in the thread
+
+    def _stop(self) -> None:
+        """Tells a job in the thread to leave out what is not searched yet."""
+        if self._stopping is not None:
+            self._stopping.set()
 
     def end_window(self, poses: Poses, makers: Makers) -> list[Found]:
         """Goes on after a window; returns what was found."""
@@ -170,44 +177,32 @@ class DepthMapping:
     ) -> list[Found]:  # fmt: skip
         """Measures all keyframes that wait, with what there is; returns what was found.
 
-        timeout_s: after about which time those that were not searched are left out.
+        timeout_s: after which no further one is searched; what is not searched is left out.
         """
-        start = time.monotonic()
-        if timeout_s is not None and self._stopping is not None:
-            self._stopping.set()
+        end = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        if timeout_s is not None:
+            self._stop()
         out = self._collect(wait=True, timeout_s=timeout_s)
-        while True:
-            if timeout_s is not None:
-                left = max(0.0, timeout_s - (time.monotonic() - start))
-                time_for = left / (self.so_far.seconds_per_search or timeout_s)
-                self._drop(int(time_for / max(1, self.measurement.cameras)), ends=True)
-            job = self.measurement.job(poses, ends=True, again=timeout_s is None)
-            if job is None:
-                return out
-            self._running = self._ended(job, makers)
+        while (job := self.measurement.job(poses, ends=True, again=timeout_s is None)) is not None:
+            self._running = self._ended(job, makers, lambda: time.monotonic() > end)
             out += self._collect(wait=True)
+        return out
 
     def _drop_late(self) -> bool:
-        """Drops keyframes that a thread has no time for, oldest first; returns whether it is
-        behind ``dense.max_ms``."""
-        is_behind = self.config.max_ms > 0 and self.so_far.behind_s > 0
-        dropped = self._drop(0 if is_behind else WAITING)
-        if is_behind:  # each makes up for a part of what earlier ones took
-            self.so_far.skip(dropped, self.config.max_ms)
-        return is_behind
-
-    def _drop(self, most: int, *, ends: bool = False) -> int:
-        """Drops all but each camera's newest ``most`` of those that wait for their first search;
-        returns how many."""
-        dropped = self.measurement.drop_waiting(most, ends=ends)
+        """Drops keyframes that a thread has no time for, oldest first; returns whether it rests,
+        by ``dense.max_ms``."""
+        rests = self.config.max_ms > 0 and self.so_far.rests
+        dropped = self.measurement.drop_waiting(0 if rests else WAITING)
         self.counters["keyframes_depth_skipped"] += dropped
-        return dropped
+        if rests:  # each makes up for a part of what earlier ones took
+            self.so_far.skip(dropped, self.config.max_ms)
+        return rests
 
     def _start(self, job: MeasureJob | None, makers: Makers) -> None:
         if job is None:
             return
         if self.waits:
-            self._running = self._ended(job, makers)
+            self._running = self._ended(job, makers, lambda: False)
             return
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "da3-dense")
@@ -216,10 +211,12 @@ class DepthMapping:
             self._run, job, self._maker(job, makers), self._stopping.is_set
         )
 
-    def _ended(self, job: MeasureJob, makers: Makers) -> Future[_Done]:
+    def _ended(
+        self, job: MeasureJob, makers: Makers, stopping: Callable[[], bool]
+    ) -> Future[_Done]:
         """Runs a job; not in a thread, so that Ctrl-C ends it."""
         done = Future[_Done]()
-        done.set_result(self._run(job, self._maker(job, makers), lambda: False))
+        done.set_result(self._run(job, self._maker(job, makers), stopping))
         return done
 
     @staticmethod
@@ -229,22 +226,29 @@ class DepthMapping:
     def _run(
         self, job: MeasureJob, maker: PointsMaker, stopping: Callable[[], bool]
     ) -> _Done:  # fmt: skip
-        """Runs a job; one that fails measures nothing."""
-        start, so_far, searches = time.perf_counter(), self.so_far, len(job.due)
+        """Runs a job, and makes the points of what it has measured."""
+        start, so_far = time.perf_counter(), self.so_far
+        result = self._run_on_device(job, stopping)
+        for error in result.failed.values():
+            self._note_failure(error)
+        found = [Found(one, self._points(maker, one)) for one in result.measured]
+        so_far.add_job(time.perf_counter() - start, len(result.searches), self.config.max_ms)
+        return _Done(result, found)
+
+    def _points(self, maker: PointsMaker, one: Measured) -> MeasuredPoints | None:
         try:
-            result = self._run_on_device(job, stopping)
-            searches -= len(result.left_out)
-            return _Done(result, [Found(one, maker.points(one)) for one in result.measured])
-        except Exception as error:
-            self.counters["keyframes_depth_failed"] += len(job.due)
-            if self.counters["keyframes_depth_failed"] <= REPORTED:
-                log.error("depth is not measured: %s: %s", type(error).__name__, error,
-                          exc_info=True)  # fmt: skip
-            result = job.unmeasured()
-            return _Done(result, [Found(one, None) for one in result.measured])
-        finally:
-            seconds = time.perf_counter() - start
-            so_far.add_job(seconds, searches, self.config.max_ms)
+            return maker.points(one)
+        except Exception as error:  # the others still get theirs
+            self._note_failure(error)
+            return None
+
+    def _note_failure(self, error: Exception) -> None:
+        self.counters["keyframes_depth_failed"] += 1
+        if self.counters["keyframes_depth_failed"] <= REPORTED:
+            log.error(
+                "the depth of a keyframe is not measured: %s: %s", type(error).__name__, error,
+                exc_info=error,
+            )  # fmt: skip
 
     def _run_on_device(self, job: MeasureJob, stopping: Callable[[], bool]) -> JobResult:
         """Runs a job on the device; on the CPU from then on if that fails there."""
@@ -253,11 +257,15 @@ class DepthMapping:
         try:
             # On a stream of its own, whose work gives way to the network's.
             with torch.cuda.device(self.device), torch.cuda.stream(torch.cuda.Stream()):
-                return job.run(self.device, stopping)
-        except RuntimeError as error:
-            log.warning("depth is measured on the CPU from now on: %s", error)
-            self.device = "cpu"
-            return job.run(stopping=stopping)
+                result = job.run(self.device, stopping)
+            if not result.failed:
+                return result
+            error = next(iter(result.failed.values()))
+        except RuntimeError as why:  # there is no such device, or no memory for a stream
+            error = why
+        log.warning("depth is measured on the CPU from now on: %s", error)
+        self.device = "cpu"
+        return job.run(stopping=stopping)
 
     def _collect(self, *, wait: bool = False, timeout_s: float | None = None) -> list[Found]:
         """Returns what a job has found, if it has ended; one that does not in time is given up."""
@@ -265,9 +273,12 @@ class DepthMapping:
             return []
         running, self._running = self._running, None
         if not futures.wait([running], timeout_s).done:  # TimeoutError is another one in 3.10
+            self.measurement.give_up()
             return []
         done = running.result()
         self.measurement.take(done.result)
+        stay = {found.measured.keyframe.id for found in done.found if found.measured.stays}
+        self.counters["keyframes_depth_skipped"] += len(stay.intersection(done.result.left_out))
         for found in done.found:
             self._note(found.measured)
         return done.found

@@ -8,6 +8,7 @@ import numpy as np
 
 from da3_ros.derived import measuring
 from da3_ros.derived.measuring import IDLE, KEPT, LAST, LATER, DepthMeasurement, Measurable
+from da3_ros.derived.plane_sweep import grey_of
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.types import DenseDepth
 
@@ -36,7 +37,7 @@ class Log:
 
     def __init__(self):
         self.measurement = DepthMeasurement()
-        self.searched, self.measured = [], []
+        self.searched, self.measured, self.failed = [], [], 0
         self.poses = lambda k: keyframes()[1].get(k.id)
 
     def step(self, *added, ends=False):
@@ -50,6 +51,7 @@ class Log:
             return None
         result = job.run()
         self.measurement.take(result)
+        self.failed += len(result.failed)
         self.searched.append(sorted(result.searches))
         self.measured.append(result.measured)
         return job
@@ -117,17 +119,19 @@ def test_a_camera_that_stands_is_measured_with_what_there_is():
     log.step(ones[0])
     log.step(ones[1])
     log.step(ones[2])
-    steps = [log.step() for _ in range(IDLE + 2)]
+    steps = [log.step() for _ in range(5)]
+    assert IDLE < 5
     assert sum(step is not None for step in steps) == 1
     assert log.searched[-len(steps) :].count([1, 2]) == 1
     log.step(ones[3])
-    assert log.searched[-1] == []
+    assert log.searched[-1] == [1]  # again, with neighbours on both sides
     log.step(ones[4])
-    assert log.searched[-1] == [0, 1, 2]  # again, for the sake of two more neighbours
+    assert log.searched[-1] == [0, 2]  # 0 for the sake of two more neighbours
     for one in ones[5:9]:
         log.step(one)
     searches = [k for step in log.searched for k in step]
-    assert searches.count(1) == searches.count(2) == 2
+    assert searches.count(1) == measuring.SEARCHES  # with two neighbours, three and five
+    assert searches.count(2) == 2
 
 
 def test_another_chain_ends_the_one_before():
@@ -313,6 +317,48 @@ def test_nothing_is_measured_beside_a_hole_of_the_smaller_image():
     np.testing.assert_allclose(out.depth[out.measured], 4.4, rtol=1e-5)
 
 
+def test_a_keyframe_that_fails_costs_no_other(monkeypatch):
+    log, (ones, _, _) = Log(), keyframes()
+    whole, failing = measuring.search_depth, grey_of(ones[1].image)
+
+    def fails(view, *args):
+        if np.array_equal(view.grey, failing):
+            raise RuntimeError("no memory")
+        return whole(view, *args)
+
+    monkeypatch.setattr(measuring, "search_depth", fails)
+    for one in ones[:9]:
+        log.step(one)
+    log.step(ends=True)
+    last = {one.keyframe.id: one for step in log.measured for one in step if one.stays}
+    assert sorted(last) == list(range(9))
+    assert last[1].dense is None
+    measured = [k for k, one in last.items() if one.dense is not None]
+    assert len(measured) >= 7
+    assert sum(k == 1 for step in log.searched for k in step) == 0
+    assert log.failed <= measuring.SEARCHES
+
+
+def test_a_keyframe_that_cannot_be_decided_costs_no_other(monkeypatch):
+    log, (ones, _, _) = Log(), keyframes()
+    for one in ones[:5]:
+        log.step(one)
+    whole, calls = measuring.confirmed_depth, []
+
+    def fails(*args):
+        calls.append(0)
+        if len(calls) == 1:
+            raise ValueError("odd")
+        return whole(*args)
+
+    monkeypatch.setattr(measuring, "confirmed_depth", fails)
+    log.step(ends=True)
+    assert log.failed == 1
+    ends = [one for one in log.measured[-1] if one.stays]
+    assert len(ends) == 5
+    assert sum(one.dense is not None for one in ends) >= 3
+
+
 def test_a_job_that_stops_leaves_out_what_is_not_searched():
     log, (ones, _, _) = Log(), keyframes()
     for one in ones[:5]:
@@ -332,7 +378,6 @@ def test_of_each_camera_the_newest_keyframes_wait():
     for k in range(6):
         for n in range(3):
             measurement.add(dataclasses.replace(ones[k], id=3 * k + n, camera=str(n)))
-    assert measurement.cameras == 3
     assert measurement.drop_waiting(1) == 9  # of 12 with two later ones of their camera
     kept = [k for k, e in measurement._entries.items() if e.later >= LATER and not e.is_dropped]
     assert kept == [9, 10, 11]

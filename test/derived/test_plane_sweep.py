@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from support.painted_walls import SIZE, scene
+from support.painted_walls import SIZE, scene, seen
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from da3_ros.derived.plane_sweep import sweep, sweep_bytes
+from da3_ros.derived.plane_sweep import coarse_search, sweep, sweep_bytes
 
 
 def swept(neighbours=4, device="cpu", masked=False):
@@ -75,6 +75,25 @@ def test_the_predicted_memory_is_what_it_takes(neighbours, masked):
     with Peak() as peak:
         swept(neighbours, masked=masked)
     assert peak.bytes <= sweep_bytes(SIZE, neighbours) <= 1.35 * peak.bytes
+
+
+@pytest.mark.parametrize("period", [0.32, 0.44])
+def test_a_pattern_that_fits_again_farther_off_does_not_move_the_search(period):
+    """Stripes, cameras .4 m apart: depth of 1/1.8 and 1/2.1 fits all images too."""
+
+    def stripes(x, y):
+        return 0.5 + 0.25 * np.sin(2 * np.pi * x / period) + 0.1 * np.sin(2 * np.pi * y / 0.3)
+
+    def part(i, T):
+        noise = np.random.default_rng(i).standard_normal(SIZE[::-1])
+        return np.clip(seen(T, stripes) + 0.1 * noise, 0, 1), np.ones(SIZE[::-1], bool)
+
+    cameras = np.tile(np.eye(4), (3, 1, 1))
+    cameras[:, 0, 3] = -0.4, 0, 0.4
+    views, truth, _, _ = scene(part, cameras=cameras)
+    found, _, clear = coarse_search(views[1], views[::2], truth[1])
+    assert clear.mean() > 0.9
+    assert np.abs(found[clear]).max() < 0.1
 
 
 def test_it_gives_the_same_twice_and_with_more_threads():

@@ -26,6 +26,7 @@ from da3_ros.merging.joining import LoopNetwork, SceneJoiner
 from da3_ros.merging.merge import MergeSummary, merge
 from da3_ros.pipeline.keyframe_recording import KeyframeRecording
 from da3_ros.pipeline.pipeline import Pipeline
+from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.evaluation import fit_poses
 from da3_ros.types import Calibration, Frame
 
@@ -542,3 +543,42 @@ def test_a_scene_without_stored_keyframes_is_named(folders, ring, second, tmp_pa
     assert [one.lacks_keyframes for one in summary.scenes] == [False, True]
     assert "tuesday" in text_of(summary).splitlines()[1]
     assert "meshes, and exports that filter depth, lack it" in text_of(summary).splitlines()[1]
+
+
+@pytest.mark.long
+def test_measured_depth_is_in_the_unit_of_the_merged_scene(tmp_path):
+    """Two walks through a rendered room, each with a unit of its own."""
+    size = 168, 126
+    settings = {"process_res": max(size), "window.size": 5, "map.voxel_m": 0.03}
+    camera = SyntheticCamera(77, size, walk="loop", frames=52, rate_hz=6)
+    frames = list(camera)
+    walks = frames[0:36:2], session_of(frames[10:50:2], 1)
+    noise = dataclasses.replace(CALM, smooth=0.08, per_frame=0.02)
+    folders, shares = [], []
+    for k, truth in enumerate(walks):
+        session = NamedTruth({"": truth}, seed=k)
+        session.noise = noise
+        pipeline = Pipeline(config_from_parameters(settings), session)
+        recorder = KeyframeRecorder(tmp_path / str(k), counters=Counter(), wait=True)
+        pipeline.scene_map.record(KeyframeRecording(recorder))
+        for f in truth:
+            list(pipeline.push(Frame(f.stamp_ns, f.image, calibration=camera.calibration)))
+        list(pipeline.flush())
+        assert pipeline.scene_map.finish_recording(60)
+        write_scene(pipeline.snapshot(), tmp_path / str(k))
+        folders.append(tmp_path / str(k))
+        shares.append(pipeline.scene_map.dense.so_far)
+    network = LoopNetwork(
+        config_from_parameters(settings), NamedTruth({"": [*walks[0], *walks[1]]}, 9), None
+    )
+    merge(folders, tmp_path / "all", config_from_parameters(settings), network)
+    true = {f.stamp_ns: f.depth for f in [*walks[0], *walks[1]]}
+    with StoredScene.open(tmp_path / "all") as scene:
+        assert len(scene.measured) == sum(one.measured for one in shares) > 20
+        ratios = []
+        for key in scene.measured:
+            keyframe, dense = scene.load(key), scene.load_measured(key)
+            scale = scene.submaps[keyframe.pose.submap].T_map_submap.scale
+            ratio = scale * dense.depth / true[keyframe.pose.stamp_ns]
+            ratios.append(np.nanmedian(ratio[dense.measured]))
+    assert np.std(ratios) < 0.02 * np.mean(ratios)
