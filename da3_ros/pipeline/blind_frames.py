@@ -72,6 +72,8 @@ class BlindFrames:
             return estimate, ""
         suspects = self.sight.suspects(new, window, estimate)
         gap = self._has_gap(window)
+        if self.sight.expects_tracks and not gap:
+            suspects = self._doubtful(suspects, window, shared, new)
         if not suspects and not gap:
             return estimate, ""
         # An image that shows enough, and of which the network is uncertain, may show other things.
@@ -87,6 +89,19 @@ class BlindFrames:
         if gap and not self._odometry.would_fit(shared, known):
             return estimate, cause
         return estimate, ""
+
+    def _doubtful(
+        self, suspects: Sequence[int], window: Window, shared: Sequence[OverlapView],
+        new: Sequence[PreparedView],
+    ) -> list[int]:  # fmt: skip
+        """Returns the suspects without those that only the network doubts, and whose full images
+        match earlier ones: networks may be uncertain of what is there."""
+        first, ids = len(window.views) - len(new), [one.view.id for one in shared]
+        return [
+            i
+            for i in suspects
+            if new[i - first].suspect or not self._refinement.shows_known(new[i - first], ids)
+        ]
 
     def is_unrelated(self, window: Window, shared: Sequence[OverlapView]) -> bool:
         """Whether a window after a gap shares no view, so that a new chain must begin."""

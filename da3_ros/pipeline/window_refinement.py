@@ -13,13 +13,14 @@ import numpy as np
 
 from da3_ros.config import PipelineConfig
 from da3_ros.geometry.poses import spread
+from da3_ros.geometry.projection import resize_K
 from da3_ros.keyframe_store.keyframe import NO_TRACKS as NO_STORED_TRACKS
 from da3_ros.keyframe_store.keyframe import Tracks as StoredTracks
 from da3_ros.mapping.alignment import Alignment
 from da3_ros.mapping.map_table import MapTable
 from da3_ros.pipeline.window_builder import PreparedView
 from da3_ros.pipeline.window_odometry import WindowOdometry
-from da3_ros.refinement.loop_check import joined_by_tracks, refined_loop
+from da3_ros.refinement.loop_check import joined_by_tracks, refined_loop, shows_known
 from da3_ros.refinement.refiner import (
     NO_TRACKS,
     CameraImage,
@@ -155,10 +156,22 @@ class WindowRefinement:
         """Returns the estimate of a loop's window with poses by tracks; see ``refined_loop``."""
         estimate = self.refiner.calibrated(window, estimate)
         try:
-            return refined_loop(window, split, estimate, self.limits)
+            noise = self.refiner.graph.noise.depth
+            return refined_loop(window, split, estimate, self.limits, noise)
         except Exception as error:
             self._report_failure(f"a loop is not refined, window {window.id}", error)
             return None
+
+    def shows_known(self, prepared: PreparedView, shared: Sequence[int]) -> bool:
+        """Returns whether features of a new view's full image match one of these views, by id."""
+        features = self.refiner.detector(prepared.full, prepared.full_valid)
+        views = self.refiner.graph.views
+        K = prepared.view.K
+        if K is not None:
+            size = prepared.view.image.shape[1::-1]
+            K = resize_K(K, (size[0], size[1]), features.shape[::-1])
+        # The newest first: what a view shows is likeliest there.
+        return shows_known(features, K, [views[i] for i in reversed(shared) if i in views])
 
     def joined(
         self, window: Window, sides: Sequence[tuple[Sequence[int], Sequence[int]]],
@@ -168,7 +181,8 @@ class WindowRefinement:
         both views of each pair of ``sides`` (see ``joined_by_tracks``), or if the depth has
         nothing to do with them."""
         try:
-            joined = joined_by_tracks(window, sides, estimate, self.limits)
+            noise = self.refiner.graph.noise.depth
+            joined = joined_by_tracks(window, sides, estimate, self.limits, noise)
             if joined is None or not joined.depth_means_something:
                 return None
             return joined.estimate

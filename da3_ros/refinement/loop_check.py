@@ -5,38 +5,81 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+import cv2
 import numpy as np
 
 from da3_ros.geometry.similarity import IDENTITY
+from da3_ros.refinement.features import Features
 from da3_ros.refinement.refiner import CameraImage, RefinedWindow, WindowRefiner
 from da3_ros.refinement.solver_limits import SolverLimits
-from da3_ros.types import Window, WindowEstimate
+from da3_ros.refinement.tracked_view import TrackedView, match
+from da3_ros.types import Array, Window, WindowEstimate
 
 MIN_SHARED_TRACKS = 20  # tracks that views of both visits see
+TOLERANCE_PX = 1.0  # of matches, from one epipolar geometry
 
 
 def refined_loop(
-    window: Window, split: int, estimate: WindowEstimate, limits: SolverLimits
+    window: Window, split: int, estimate: WindowEstimate, limits: SolverLimits, depth_noise: float
 ) -> WindowEstimate | None:
     """Returns the estimate of a window of two visits with poses that tracks determine.
 
-    split: index of the first view of the second visit. None if too few tracks connect both
-    visits: then the network's word is not enough.
+    split: index of the first view of the second visit. depth_noise: usual standard deviation of
+    log depth. None if too few tracks connect both visits: then the network's word is not enough.
     """
     views = range(len(window.views))
-    joined = joined_by_tracks(window, [(views[:split], views[split:])], estimate, limits)
+    joined = joined_by_tracks(
+        window, [(views[:split], views[split:])], estimate, limits, depth_noise
+    )
     return None if joined is None else joined.estimate
+
+
+def shows_known(features: Features, K: Array | None, others: Sequence[TrackedView]) -> bool:
+    """Returns whether a new view shows what another one does: whether enough of their matches have
+    one epipolar geometry. No pose is needed.
+
+    K: [3, 3] corner rule, pixels of ``Features.shape``; None: that of the other view.
+    """
+    for other in others:
+        pairs = match(features, other.features)
+        if len(pairs) < MIN_SHARED_TRACKS:
+            continue
+        own = other.K if K is None else K
+        here, there = features.pixel[pairs[:, 0]], other.features.pixel[pairs[:, 1]]
+        if _of_one_geometry(there, other.K, here, own) >= MIN_SHARED_TRACKS:
+            return True
+    return False
+
+
+def _of_one_geometry(first: Array, K_first: Array, second: Array, K_second: Array) -> int:
+    """Returns the number of matched positions [P, 2] that agree with one essential matrix."""
+    try:
+        E, mask = cv2.findEssentialMat(
+            normalized(first, K_first), normalized(second, K_second), np.eye(3),
+            method=cv2.USAC_MAGSAC, prob=0.999, threshold=TOLERANCE_PX / K_second[0, 0],
+        )  # fmt: skip
+    except cv2.error:
+        return 0
+    return 0 if E is None else int(mask.sum())
+
+
+def normalized(pixel: Array, K: Array) -> Array:
+    """Returns positions [P, 2] in the image plane at distance 1."""
+    return np.asarray((pixel - K[:2, 2]) / K[[0, 1], [0, 1]])
 
 
 def joined_by_tracks(
     window: Window, sides: Iterable[tuple[Sequence[int], Sequence[int]]], estimate: WindowEstimate,
-    limits: SolverLimits,
+    limits: SolverLimits, depth_noise: float,
 ) -> RefinedWindow | None:  # fmt: skip
     """Returns a window, all of whose views are new, with poses that tracks determine.
 
-    sides: pairs of sets of views, by index. None if too few tracks connect both sets of a pair.
+    sides: pairs of sets of views, by index. depth_noise: usual standard deviation of log depth.
+    None if too few tracks connect both sets of a pair.
     """
     refiner = WindowRefiner(limits)
+    noise = refiner.graph.noise
+    noise.depth = max(noise.depth, depth_noise)  # where it usually means nothing
     images = [CameraImage(view.image, view.valid) for view in window.views]
     refined = refiner.refine(replace(window, new=len(images)), images, estimate, IDENTITY)
     if refined is None:

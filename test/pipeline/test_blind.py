@@ -14,6 +14,7 @@ from da3_ros.config import config_from_parameters
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.inference import open_networks
 from da3_ros.pipeline.pipeline import Pipeline
+from da3_ros.synthetic.evaluation import trajectory_error
 from da3_ros.synthetic.truth import TruthSession
 from da3_ros.types import Frame
 
@@ -306,6 +307,30 @@ def test_a_network_that_stays_uncertain_is_used_again():
     assert causes[3:5] == ["lost"] * 2
     assert not any(causes[5:])
     assert len(pipeline.map.components) == 2
+
+
+def test_an_uncertain_network_does_not_blind_a_camera_whose_images_match():
+    """As with real images of a kind that it was not trained on: its depth means nothing there. Its
+    own small images have too few features to tell."""
+
+    class Nonsense(TruthSession):
+        def infer(self, window):
+            out = super().infer(window)
+            rng = np.random.default_rng(window.id)
+            for i, view in enumerate(window.views):
+                if view.stamp_ns >= frames[START].stamp_ns:
+                    out.confidence[i] = 1.0 + 0.05 * (out.confidence[i] - 1.0)
+                    out.depth[i] = out.depth[i] * rng.uniform(0.2, 5, out.depth[i].shape)
+            return out
+
+    size = 336, 252
+    frames = walk(size=size)[1][: START + 6]
+    pipeline, results = run(frames, frames, Nonsense(frames), True, size, process_res=56)
+    assert not any(r.blind for r in results)
+    assert pipeline.counters["windows_refined"] > START
+    ours, true = np.array([odom(r) for r in results]), [f.T_room_camera for f in frames]
+    way = np.linalg.norm(np.diff([T[:3, 3] for T in true], axis=0), axis=1).sum()
+    assert trajectory_error(ours, np.array(true)) < 0.02 * way
 
 
 @pytest.mark.parametrize("kind", ["repeats", "flickers"])

@@ -7,8 +7,10 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from da3_ros.geometry.poses import invert_pose
-from da3_ros.refinement.loop_check import refined_loop
+from da3_ros.refinement.features import FeatureDetector
+from da3_ros.refinement.loop_check import joined_by_tracks, refined_loop, shows_known
 from da3_ros.refinement.solver_limits import SolverLimits
+from da3_ros.refinement.tracked_view import tracked_view
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.truth import Noise, TruthSession
 from da3_ros.types import View, Window
@@ -46,7 +48,7 @@ def turn_error_deg(prediction, true):
 
 def test_a_true_loop_gets_the_poses_of_its_tracks(place):
     window, prediction, true = visits(place[:3], place[3:])
-    refined = refined_loop(window, 3, prediction, EFFORT)
+    refined = refined_loop(window, 3, prediction, EFFORT, 0.1)
     assert refined is not None
     assert turn_error_deg(refined, true) < turn_error_deg(prediction, true) / 3
 
@@ -58,10 +60,45 @@ def test_two_places_that_the_network_takes_for_one_are_no_loop(place):
         for f, g in zip(frames(7), place, strict=True)
     ]
     window, prediction, _ = visits(place[:3], other)
-    assert refined_loop(window, 3, prediction, EFFORT) is None
+    assert refined_loop(window, 3, prediction, EFFORT, 0.1) is None
 
 
 def test_bare_images_are_no_loop(place):
     bare = [dataclasses.replace(f, image=np.full_like(f.image, 128)) for f in place]
     window, prediction, _ = visits(bare[:3], bare[3:])
-    assert refined_loop(window, 3, prediction, EFFORT) is None
+    assert refined_loop(window, 3, prediction, EFFORT, 0.1) is None
+
+
+@pytest.mark.parametrize("noise", [0.01, 1.0])
+def test_depth_that_usually_means_nothing_is_no_reason_against_a_place(place, noise):
+    """With a network that was not trained on such images."""
+    window, prediction, true = visits(place[:3], place[3:])
+    rng = np.random.default_rng(0)
+    depth = prediction.depth * rng.uniform(0.2, 5, prediction.depth.shape).astype(np.float32)
+    prediction = dataclasses.replace(prediction, depth=depth)
+    views = range(6)
+    joined = joined_by_tracks(window, [(views[:3], views[3:])], prediction, EFFORT, noise)
+    assert joined is not None
+    assert joined.depth_means_something == (noise == 1.0)
+    assert turn_error_deg(joined.estimate, true) < 0.5
+
+
+def seen_by(frame):
+    detect = FeatureDetector(400, 10**6)
+    return tracked_view(0, "", detect(frame.image), frame.K, np.eye(4), frame.depth)
+
+
+def test_a_view_shows_known_things_if_its_matches_have_one_geometry(place):
+    known = [seen_by(f) for f in place[:3]]
+    shows = lambda f, K: shows_known(seen_by(f).features, K, known)  # noqa: E731
+    assert shows(place[4], place[4].K)
+    assert shows(place[4], None)  # the network's K: that of the others
+    assert not shows(frames(7)[0], place[0].K)
+    assert not shows_known(seen_by(place[4]).features, place[4].K, [])
+    noise = np.random.default_rng(0).integers(0, 255, place[0].image.shape, np.uint8)
+    assert not shows(dataclasses.replace(place[4], image=noise), place[4].K)
+    # The same features, but elsewhere: matches without one geometry.
+    features = seen_by(place[4]).features
+    order = np.random.default_rng(0).permutation(len(features))
+    mixed = dataclasses.replace(features, pixel=features.pixel[order])
+    assert not shows_known(mixed, place[4].K, known)
