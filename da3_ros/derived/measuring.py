@@ -30,6 +30,7 @@ from da3_ros.geometry.projection import resize_K
 from da3_ros.types import Array, DenseDepth, FloatImage, Image
 
 KEPT = 12  # newest keyframes of a camera
+MOST_KEPT = 2 * KEPT  # while a job runs
 LATER = 2  # keyframes of its camera after which one is searched
 LAST = 2 * LATER + 1  # after which those beside it were searched: its depth stays
 PASSED = 64  # keyframes of any camera after which none of its own is expected
@@ -121,6 +122,7 @@ class JobResult:
     measured: Sequence[Measured]
     left_out: Sequence[int] = ()  # ids of keyframes that were to be searched, and are still
     failed: Mapping[int, Exception] = field(default_factory=dict)  # by id of the keyframe
+    device_error: Exception | None = None  # after which the CPU has searched
 
 
 Pose = tuple[Array, float]  # [4, 4] in odometry; units of odometry per unit of the submap
@@ -179,33 +181,39 @@ class DepthMeasurement:
         """Notes that a window has ended; without keyframes, the waiting ones are searched."""
         self._idle += 1
 
-    def drop_waiting(self, most: int) -> int:
+    def drop_waiting(self, most: int, *, ends: bool = False) -> int:
         """Keeps each camera's newest ``most`` of the keyframes that wait for their first search;
-        returns how many are never searched therefore."""
+        returns how many are never searched therefore. ends: whether no more keyframes come."""
         kept, dropped = Counter[str](), 0
         for entry in reversed(self._entries.values()):
-            if entry.search is None and self._is_ready(entry, ends=False):
+            if entry.search is None and self._is_ready(entry, ends):
                 kept[entry.keyframe.camera] += 1
                 entry.is_dropped = kept[entry.keyframe.camera] > most
                 dropped += entry.is_dropped
         return dropped
 
     def job(
-        self, poses: Poses, *, ends: bool = False, again: bool = True
+        self, poses: Poses, *, ends: bool = False, again: bool = True, most: int | None = None
     ) -> MeasureJob | None:  # fmt: skip
-        """Returns what is to be done now; None: nothing.
+        """Returns what is to be done now, the newest keyframe first; None: nothing.
 
         ends: whether no more keyframes come. again: whether there is time to search keyframes
-        again.
+        again. most: searches; the others are left to a later job.
         """
         known = {id: pose for id, e in self._entries.items() if (pose := poses(e.keyframe))}
-        due = {}
-        for entry in self._entries.values():
+        wanted = {}
+        for entry in reversed(self._entries.values()):
             if self._is_ready(entry, ends) and (again or entry.search is None):
                 ids = self._neighbours(entry, known)
                 if len(ids) >= LEAST and self._is_due(entry, ids, known):
-                    due[entry.keyframe.id] = ids
-        last = [e for e in self._entries.values() if self._is_last(e, ends)]
+                    wanted[entry.keyframe.id] = ids
+        ordered = sorted(wanted, key=lambda id: self._entries[id].search is not None)
+        due = {id: wanted[id] for id in ordered[:most]}
+        waiting = {id for id in ordered[len(due) :] if self._entries[id].search is None}
+        last = [
+            e for e in self._entries.values()
+            if self._is_last(e, ends) and e.keyframe.id not in waiting
+        ]  # fmt: skip
         if not due and not last:
             return None
         for id in due:
@@ -224,31 +232,38 @@ class DepthMeasurement:
 
     def take(self, result: JobResult) -> None:
         """Takes over what a job has found; forgets keyframes that no other needs."""
-        for id, search in result.searches.items():
-            if id in self._entries:
-                self._entries[id].search = search
-                self._entries[id].searches += 1
-        for id in result.left_out:
-            if id in self._entries:
-                self._entries[id].searched_at = -1
-        for id in result.failed:
-            if id in self._entries:
-                self._entries[id].searches += 1
+        entries = self._entries
+        for id in result.searches.keys() & entries.keys():
+            entries[id].search = result.searches[id]
+            entries[id].searches += 1
+        for id in set(result.left_out) & entries.keys():
+            entries[id].searched_at = -1
+        for id in result.failed.keys() & entries.keys():
+            entries[id].searches += 1
         for one in result.measured:
-            if one.keyframe.id in self._entries:
-                entry = self._entries[one.keyframe.id]
+            if one.keyframe.id in entries:
+                entry = entries[one.keyframe.id]
                 entry.stays |= one.stays
                 entry.is_measured = one.dense is not None
-        for id, entry in list(self._entries.items()):
+        for id, entry in list(entries.items()):
             is_old = entry.later >= KEPT or entry.keyframe.chain != self._chain
             if entry.stays and (is_old or entry.passed >= PASSED):
-                del self._entries[id]
+                del entries[id]
 
-    def give_up(self) -> None:
-        """Notes that the job is not waited for: what it was to search is still to be searched."""
-        for entry in self._entries.values():
-            if entry.search is None:
-                entry.searched_at = -1
+    def forget_late(self) -> list[Measured]:
+        """Forgets the keyframes for which a job takes too long, and returns that nothing is
+        measured in them: memory must stay bounded."""
+        late = [e for e in self._entries.values() if e.later >= MOST_KEPT]
+        for entry in late:
+            del self._entries[entry.keyframe.id]
+        return [
+            Measured(e.keyframe, None, True, is_withdrawn=e.is_measured)
+            for e in late if not e.stays
+        ]  # fmt: skip
+
+    def __contains__(self, id: int) -> bool:
+        """Whether a keyframe is kept, by its id."""
+        return id in self._entries
 
     def _is_ready(self, entry: _Kept, ends: bool) -> bool:
         """Whether a keyframe may be searched, if there is a reason to."""
@@ -261,7 +276,8 @@ class DepthMeasurement:
         again."""
         search = entry.search
         if search is None:
-            return entry.searched_at < entry.later  # else that failed
+            has_failed = entry.searches > 0 and entry.searched_at == entry.later
+            return not has_failed
         if entry.searched_at < LATER <= entry.later or self._has_moved(entry, poses):
             return True  # the first time, with neighbours on one side
         return len(search.neighbours) < FEW and len(ids) >= len(search.neighbours) + MORE
@@ -377,28 +393,36 @@ class MeasureJob:
         return sorted({*self.due, *self.last})
 
     def run(self, device: str = "cpu", stopping: Callable[[], bool] = lambda: False) -> JobResult:
-        """Returns what the images say; a keyframe that fails is not measured.
+        """Returns what the images say; a keyframe that fails is not measured. If the device fails,
+        the CPU searches.
 
         stopping: whether to leave out what is not searched yet; asked before each search.
         """
         searches: dict[int, Searched] = {}
         failed: dict[int, Exception] = {}
+        device_error: Exception | None = None
         for id, ids in self.due.items():
             if stopping():
                 break
             try:
-                searches[id] = self._search(id, ids, device)
+                if device != "cpu" and device_error is None:
+                    try:
+                        searches[id] = self._search(id, ids, device)
+                        continue
+                    except RuntimeError as error:  # torch's own, as of memory
+                        device_error = error
+                searches[id] = self._search(id, ids, "cpu")
             except Exception as error:  # the others are still measured
                 failed[id] = error
-        left_out = [id for id in self.due if id not in searches and id not in failed]
+        left_out = {id for id in self.due if id not in searches and id not in failed}
         found, measured = {**self.found, **searches}, []
-        for id in sorted({*searches, *self.last}):
+        for id in sorted({*searches, *self.last} - left_out):
             try:
                 measured.append(self._measure(id, found))
             except Exception as error:
                 failed[id] = error
                 measured.append(self._unmeasured(id, id in self.last))
-        return JobResult(searches, measured, left_out, failed)
+        return JobResult(searches, measured, sorted(left_out), failed, device_error)
 
     def _unmeasured(self, id: int, stays: bool, found: int = 0) -> Measured:
         return Measured(self.keyframes[id], None, stays, found, id in self.measured)

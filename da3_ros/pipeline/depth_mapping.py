@@ -31,7 +31,10 @@ from da3_ros.types import Array
 log = logging.getLogger(__name__)
 
 WAITING = 4  # keyframes of a camera that may wait for a thread
-BURST = 4  # searches in a row, at least, if ``dense.max_ms`` allows for less: they confirm others
+JOB = 4  # searches of a job in a thread
+# Searches in a row, at least, and limits in a row that may be saved for later, if ``dense.max_ms``
+# allows for less: keyframes in a row confirm each other.
+BURST = 4
 REPORTED = 10  # failures that are logged; all are counted
 
 
@@ -90,7 +93,7 @@ class MeasuredSoFar:
     measured_pixels: int = 0  # in which neighbours confirmed it
     searches: int = 0
     seconds: float = 0.0  # of all jobs
-    behind_s: float = 0.0  # time that jobs have taken beyond ``dense.max_ms``
+    behind_s: float = 0.0  # time that jobs have taken beyond ``dense.max_ms`` per keyframe
     rests: bool = False  # whether keyframes are skipped until that is 0
 
     def add(self, one: Measured) -> None:
@@ -102,18 +105,17 @@ class MeasuredSoFar:
             self.measured += 1
             self.measured_pixels += int(one.dense.measured.sum())
 
-    def add_job(self, seconds: float, searches: int, max_ms: float) -> None:
-        """Adds the time of a job with this number of searches; max_ms: ``dense.max_ms``."""
+    def arrive(self, max_ms: float) -> None:
+        """Notes a keyframe that is to be measured; max_ms: ``dense.max_ms``."""
+        self.behind_s = max(self.behind_s - 1e-3 * max_ms, -1e-3 * BURST * max_ms)
+        self.rests &= self.behind_s > 0
+
+    def add_job(self, seconds: float, searches: int) -> None:
+        """Adds the time of a job with this number of searches."""
         self.seconds += seconds
         self.searches += searches
-        self.behind_s = max(0.0, self.behind_s + seconds - 1e-3 * max_ms * searches)
-        usual = self.seconds / self.searches if self.searches else 0.0
-        self.rests |= self.behind_s > max(0.0, BURST * (usual - 1e-3 * max_ms))
-
-    def skip(self, keyframes: int, max_ms: float) -> None:
-        """Takes off the time that keyframes were not given; max_ms: as of ``add_job``."""
-        self.behind_s = max(0.0, self.behind_s - 1e-3 * max_ms * keyframes)
-        self.rests &= self.behind_s > 0
+        self.behind_s += seconds
+        self.rests |= self.searches > 0 and self.behind_s > BURST * self.seconds / self.searches
 
     @property
     def share(self) -> float:
@@ -162,15 +164,28 @@ class DepthMapping:
         if self._stopping is not None:
             self._stopping.set()
 
+    def add(self, keyframe: Measurable) -> None:
+        """Adds the newest keyframe."""
+        self.measurement.add(keyframe)
+        self.so_far.arrive(self.config.max_ms)
+
     def end_window(self, poses: Poses, makers: Makers) -> list[Found]:
         """Goes on after a window; returns what was found."""
         self.measurement.end_window()
         out = self._collect()
-        if self._running is None:
-            again = self.waits or not self._drop_late()
-            self._start(self.measurement.job(poses, again=again), makers)
-            out += self._collect()
-        return out
+        if self._running is not None:
+            return self._forget_late()
+        again = self.waits or not self._drop_late()
+        most = None if self.waits else JOB
+        self._start(self.measurement.job(poses, again=again, most=most), makers)
+        return out + self._collect()
+
+    def _forget_late(self) -> list[Found]:
+        late = self.measurement.forget_late()
+        self.counters["keyframes_depth_skipped"] += len(late)
+        for one in late:
+            self._note(one)
+        return [Found(one, None) for one in late]
 
     def finish(
         self, poses: Poses, makers: Makers, timeout_s: float | None = None
@@ -180,13 +195,22 @@ class DepthMapping:
         timeout_s: after which no further one is searched; what is not searched is left out.
         """
         end = math.inf if timeout_s is None else time.monotonic() + timeout_s
+
+        def is_over() -> bool:
+            return time.monotonic() > end
+
         if timeout_s is not None:
             self._stop()
         out = self._collect(wait=True, timeout_s=timeout_s)
-        while (job := self.measurement.job(poses, ends=True, again=timeout_s is None)) is not None:
-            self._running = self._ended(job, makers, lambda: time.monotonic() > end)
+        while True:
+            if is_over():
+                dropped = self.measurement.drop_waiting(0, ends=True)
+                self.counters["keyframes_depth_skipped"] += dropped
+            job = self.measurement.job(poses, ends=True, again=timeout_s is None)
+            if job is None:
+                return out
+            self._running = self._ended(job, makers, is_over)
             out += self._collect(wait=True)
-        return out
 
     def _drop_late(self) -> bool:
         """Drops keyframes that a thread has no time for, oldest first; returns whether it rests,
@@ -194,8 +218,6 @@ class DepthMapping:
         rests = self.config.max_ms > 0 and self.so_far.rests
         dropped = self.measurement.drop_waiting(0 if rests else WAITING)
         self.counters["keyframes_depth_skipped"] += dropped
-        if rests:  # each makes up for a part of what earlier ones took
-            self.so_far.skip(dropped, self.config.max_ms)
         return rests
 
     def _start(self, job: MeasureJob | None, makers: Makers) -> None:
@@ -208,7 +230,7 @@ class DepthMapping:
             self._thread = ThreadPoolExecutor(1, "da3-dense")
         self._stopping = threading.Event()
         self._running = self._thread.submit(
-            self._run, job, self._maker(job, makers), self._stopping.is_set
+            self._run, job, self._maker(job, makers), self._stopping.is_set, self.so_far
         )
 
     def _ended(
@@ -216,7 +238,7 @@ class DepthMapping:
     ) -> Future[_Done]:
         """Runs a job; not in a thread, so that Ctrl-C ends it."""
         done = Future[_Done]()
-        done.set_result(self._run(job, self._maker(job, makers), stopping))
+        done.set_result(self._run(job, self._maker(job, makers), stopping, self.so_far))
         return done
 
     @staticmethod
@@ -224,31 +246,32 @@ class DepthMapping:
         return makers(job.keyframes[id] for id in job.decided)
 
     def _run(
-        self, job: MeasureJob, maker: PointsMaker, stopping: Callable[[], bool]
+        self, job: MeasureJob, maker: PointsMaker, stopping: Callable[[], bool],
+        so_far: MeasuredSoFar,
     ) -> _Done:  # fmt: skip
-        """Runs a job, and makes the points of what it has measured."""
-        start, so_far = time.perf_counter(), self.so_far
+        """Runs a job, and makes the points of what it has measured. so_far: of its map: when it
+        runs in a thread there may be another one."""
+        start = time.perf_counter()
         result = self._run_on_device(job, stopping)
         for error in result.failed.values():
-            self._note_failure(error)
+            self._note_failure("the depth of a keyframe is not measured", error)
         found = [Found(one, self._points(maker, one)) for one in result.measured]
-        so_far.add_job(time.perf_counter() - start, len(result.searches), self.config.max_ms)
+        so_far.add_job(time.perf_counter() - start, len(result.searches))
         return _Done(result, found)
 
     def _points(self, maker: PointsMaker, one: Measured) -> MeasuredPoints | None:
         try:
             return maker.points(one)
         except Exception as error:  # the others still get theirs
-            self._note_failure(error)
+            self._note_failure(
+                "the points of a keyframe are not those of its measured depth", error
+            )
             return None
 
-    def _note_failure(self, error: Exception) -> None:
+    def _note_failure(self, what: str, error: Exception) -> None:
         self.counters["keyframes_depth_failed"] += 1
         if self.counters["keyframes_depth_failed"] <= REPORTED:
-            log.error(
-                "the depth of a keyframe is not measured: %s: %s", type(error).__name__, error,
-                exc_info=error,
-            )  # fmt: skip
+            log.error("%s: %s: %s", what, type(error).__name__, error, exc_info=error)
 
     def _run_on_device(self, job: MeasureJob, stopping: Callable[[], bool]) -> JobResult:
         """Runs a job on the device; on the CPU from then on if that fails there."""
@@ -258,14 +281,13 @@ class DepthMapping:
             # On a stream of its own, whose work gives way to the network's.
             with torch.cuda.device(self.device), torch.cuda.stream(torch.cuda.Stream()):
                 result = job.run(self.device, stopping)
-            if not result.failed:
-                return result
-            error = next(iter(result.failed.values()))
+            error = result.device_error
         except RuntimeError as why:  # there is no such device, or no memory for a stream
-            error = why
-        log.warning("depth is measured on the CPU from now on: %s", error)
-        self.device = "cpu"
-        return job.run(stopping=stopping)
+            result, error = job.run(stopping=stopping), why
+        if error is not None:
+            log.warning("depth is measured on the CPU from now on: %s", error)
+            self.device = "cpu"
+        return result
 
     def _collect(self, *, wait: bool = False, timeout_s: float | None = None) -> list[Found]:
         """Returns what a job has found, if it has ended; one that does not in time is given up."""
@@ -273,15 +295,13 @@ class DepthMapping:
             return []
         running, self._running = self._running, None
         if not futures.wait([running], timeout_s).done:  # TimeoutError is another one in 3.10
-            self.measurement.give_up()
             return []
         done = running.result()
+        found = [one for one in done.found if one.measured.keyframe.id in self.measurement]
         self.measurement.take(done.result)
-        stay = {found.measured.keyframe.id for found in done.found if found.measured.stays}
-        self.counters["keyframes_depth_skipped"] += len(stay.intersection(done.result.left_out))
-        for found in done.found:
-            self._note(found.measured)
-        return done.found
+        for one in found:
+            self._note(one.measured)
+        return found
 
     def _note(self, one: Measured) -> None:
         camera, newest = one.keyframe.camera, self.newest.get(one.keyframe.camera)

@@ -249,7 +249,7 @@ class SceneMap(MapListener):
         submap, T_submap_camera = self.submaps.add(self._without_smears(frame), waiting=measure)
         unit = self.table.T_local_submap(submap.id).scale
         if measure and data is not None:
-            self.dense.measurement.add(Measurable(
+            self.dense.add(Measurable(
                 frame.id, frame.window.chain, submap.id, frame.camera, frame.stamp_ns, frame.image,
                 frame.K, scaled_depth(data.depth, 1 / unit), frame.confidence,
             ))  # fmt: skip

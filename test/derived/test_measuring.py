@@ -363,14 +363,92 @@ def test_a_job_that_stops_leaves_out_what_is_not_searched():
     log, (ones, _, _) = Log(), keyframes()
     for one in ones[:5]:
         log.measurement.add(one)
-    job, asked = log.measurement.job(log.poses), []
-    assert list(job.due) == [0, 1, 2]
+    lost, asked = log.measurement.job(log.poses), []
+    job = log.measurement.job(log.poses)  # the first one was interrupted
+    assert list(lost.due) == list(job.due) == [2, 1, 0]  # the newest first
     result = job.run(stopping=lambda: asked.append(0) or len(asked) > 2)
-    assert list(result.searches) == [0, 1]
-    assert result.left_out == [2]
-    assert [one.keyframe.id for one in result.measured] == [0, 1]
+    assert list(result.searches) == [2, 1]
+    assert result.left_out == [0]
+    assert [one.keyframe.id for one in result.measured] == [1, 2]
     log.measurement.take(result)
-    assert 2 in log.measurement.job(log.poses).due  # it is still to be done
+    assert 0 in log.measurement.job(log.poses).due  # it is still to be done
+
+
+def test_a_job_that_stops_decides_on_no_keyframe_that_it_has_not_searched():
+    log, (ones, _, _) = Log(), keyframes()
+    for one in ones[:9]:
+        log.measurement.add(one)
+    job = log.measurement.job(log.poses, ends=True)
+    assert list(job.due) == list(reversed(range(9)))
+    assert set(job.last) == set(range(9))
+    result = job.run(stopping=lambda: True)
+    assert not result.measured
+    log.measurement.take(result)
+    log.step(ends=True)
+    assert sum(one.stays and one.dense is not None for one in log.measured[-1]) >= 7
+
+
+def test_a_job_has_as_many_searches_as_are_asked_for_first_ones_first():
+    log, (ones, _, _) = Log(), keyframes()
+    for one in ones[:5]:
+        log.measurement.add(one)
+    job = log.measurement.job(log.poses, most=2)
+    assert list(job.due) == [2, 1]
+    log.measurement.take(job.run())
+    moved = {id: (T.copy(), unit) for id, (T, unit) in keyframes()[1].items()}
+    moved[2][0][:3, 3] += 0.1
+    job = log.measurement.job(lambda k: moved[k.id], most=2)
+    assert list(job.due) == [0, 2]  # what was never searched comes before what is searched again
+    for one in ones[5:9]:
+        log.measurement.add(one)
+    job = log.measurement.job(log.poses, most=2)
+    assert list(job.due) == [6, 5]
+    assert 0 not in job.last  # it has five later ones, and still waits
+
+
+def test_keyframes_for_which_a_job_takes_too_long_are_forgotten():
+    measurement, (ones, _, _) = DepthMeasurement(), keyframes()
+    for k in range(measuring.MOST_KEPT):
+        measurement.add(dataclasses.replace(ones[k % 12], id=k))
+    assert not measurement.forget_late()
+    for k in range(measuring.MOST_KEPT, measuring.MOST_KEPT + 3):
+        measurement.add(dataclasses.replace(ones[k % 12], id=k))
+    late = measurement.forget_late()
+    assert [one.keyframe.id for one in late] == [0, 1, 2]
+    assert all(one.stays and one.dense is None for one in late)
+    assert 2 not in measurement
+    assert 3 in measurement
+
+
+def test_where_the_device_fails_the_cpu_searches(monkeypatch):
+    log, (ones, _, _) = Log(), keyframes()
+    for one in ones[:5]:
+        log.measurement.add(one)
+    whole, devices = measuring.search_depth, []
+
+    def search(view, others, depth, device="cpu"):
+        devices.append(device)
+        if device != "cpu" and len(devices) > 1:
+            raise RuntimeError("out of memory")
+        return whole(view, others, depth, "cpu")
+
+    monkeypatch.setattr(measuring, "search_depth", search)
+    result = log.measurement.job(log.poses).run("cuda")
+    assert devices == ["cuda", "cuda", "cpu", "cpu"]
+    assert sorted(result.searches) == [0, 1, 2]
+    assert str(result.device_error) == "out of memory"
+    assert not result.failed
+    log.measurement.take(result)
+
+    def odd(*args):
+        raise ValueError("odd")
+
+    for one in ones[5:8]:
+        log.measurement.add(one)
+    monkeypatch.setattr(measuring, "search_depth", odd)
+    result = log.measurement.job(log.poses).run("cuda")
+    assert result.failed
+    assert result.device_error is None  # this is not the device's fault
 
 
 def test_of_each_camera_the_newest_keyframes_wait():

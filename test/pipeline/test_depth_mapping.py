@@ -199,17 +199,32 @@ def test_keyframes_beyond_the_time_limit_are_skipped():
 
 def test_a_measurement_rests_after_a_row_of_searches_until_it_has_made_up_for_them():
     so_far, rests = MeasuredSoFar(), []
-    for _ in range(2):
-        for _ in range(5):
-            so_far.add_job(0.25, 1, max_ms=150)  # .1 s too much
-            rests.append(so_far.rests)
-        for _ in range(4):
-            so_far.skip(1, max_ms=150)  # .5 s are behind
-            rests.append(so_far.rests)
-    assert rests == 2 * [*4 * [False], *4 * [True], False]
-    for _ in range(99):
-        so_far.add_job(0.14, 1, max_ms=150)
+    for _ in range(500):
+        so_far.arrive(max_ms=150)
+        if not so_far.rests:
+            so_far.add_job(0.6, 2)  # a keyframe is searched twice
+        rests.append(so_far.rests)
+    assert so_far.seconds / len(rests) == pytest.approx(0.15, rel=0.03)
+    changes = np.flatnonzero(np.diff(rests))
+    assert np.diff(changes).min() >= 2  # at least four searches in a row
+    assert rests[-1] or rests[-20:].count(True)
+
+
+def test_a_measurement_within_its_time_does_not_rest():
+    so_far, rng = MeasuredSoFar(), np.random.default_rng(0)
+    so_far.add_job(0.01, 0)  # only decides
+    assert not so_far.rests
+    for seconds in rng.normal(0.14, 0.03, 2000):
+        so_far.arrive(max_ms=150)
+        so_far.add_job(seconds, 1)
         assert not so_far.rests
+    for _ in range(9999):
+        so_far.arrive(max_ms=150)
+    searches = 0
+    while not so_far.rests:  # what was saved is little
+        so_far.add_job(1.0, 1)
+        searches += 1
+    assert searches <= 5
 
 
 def test_depth_that_is_withdrawn_corrects_no_frame():
@@ -308,7 +323,9 @@ def test_no_more_is_measured_at_the_end_than_there_is_time_for(monkeypatch):
     searches, waiting = dense.so_far.searches, dense.measurement._entries.values()
     waiting = sum(e.search is None for e in waiting)
     assert waiting > 1
-    monkeypatch.setattr(depth_mapping.time, "monotonic", iter([0.0, 0.5, *[9.0] * 99]).__next__)
+    monkeypatch.setattr(
+        depth_mapping.time, "monotonic", iter([0.0, 0.5, 0.6, *[9.0] * 99]).__next__
+    )
     pipeline.scene_map.finish_depth(1.0)  # over after the first search
     assert dense.so_far.searches == searches + 1
     assert pipeline.counters["keyframes_depth_skipped"] == waiting - 1
