@@ -2,10 +2,11 @@
 
     python bench/accuracy.py DIR [DIR ...] -p model:=da3-base --out accuracy.json
 
-DIR is a sequence in the format of TUM RGB-D (rgb.txt, groundtruth.txt, depth.txt), of 7-Scenes
-(frame-000000.color.png, .pose.txt, .depth.png) or of EuRoC (mav0/cam0). The frames go through the
-pipeline that the live node and the replay run. K is read from camera_info.yaml in DIR if that file
-exists, else it is the known K of the data set; ``--every 5`` uses every fifth frame.
+DIR is a sequence in the format of TUM RGB-D (rgb.txt, groundtruth.txt, depth.txt), which ETH3D
+SLAM has too, of 7-Scenes (frame-000000.color.png, .pose.txt, .depth.png) or of EuRoC (mav0/cam0).
+The frames go through the pipeline that the live node and the replay run. K is read from
+camera_info.yaml in DIR if that file exists, or from ETH3D's calibration.txt (fx fy cx cy), else it
+is the known K of the data set; ``--every 5`` uses every fifth frame.
 
 ``--refine off on`` gives two rows per sequence: without and with the refinement by feature tracks.
 ``--dense off on`` likewise: without and with depth measured by images, which needs refinement.
@@ -21,6 +22,7 @@ the Sim(3) fit of the trajectory. ``--out`` writes the same as JSON.
 from __future__ import annotations
 
 import argparse
+import math
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -135,7 +137,7 @@ def open_sequence(path: Path) -> Sequence:
     if (path / "mav0" / "cam0").is_dir():
         return open_euroc(path)
     raise FormatError(
-        f"{path} is not a sequence: it has no rgb.txt (TUM RGB-D), no frame-*.color.png "
+        f"{path} is not a sequence: it has no rgb.txt (TUM RGB-D, ETH3D), no frame-*.color.png "
         "(7-Scenes) and no mav0/cam0 (EuRoC)"
     )
 
@@ -177,7 +179,7 @@ def pinhole(path: Path, image: Path, K: tuple[float, ...]) -> Calibration:
 
 
 def open_tum(path: Path) -> Sequence:
-    """Reads a sequence of TUM RGB-D.
+    """Reads a sequence of TUM RGB-D, or of ETH3D SLAM.
 
     rgb.txt and depth.txt hold lines of ``stamp file``, groundtruth.txt lines of
     ``stamp tx ty tz qx qy qz qw``; a depth value of 5000 is 1 m.
@@ -194,10 +196,23 @@ def open_tum(path: Path) -> Sequence:
         items.append(Item(stamp_ns, path / name, depth))
     truth = table(path / "groundtruth.txt")
     poses = [rigid([float(v) for v in row[1:4]], [float(v) for v in row[4:8]]) for row in truth]
-    which = next((k for k in TUM_K if k in path.name), "freiburg1")
-    lens = pinhole(path, items[0].image, TUM_K[which])
+    lens = pinhole(path, items[0].image, tum_K(path))
     stamps = np.array([to_ns(row[0]) for row in truth])
     return Sequence(path.name, items, lens, stamps, np.array(poses), 1 / 5000)
+
+
+def tum_K(path: Path) -> tuple[float, ...]:
+    """Returns (fx, fy, cx, cy), pixels: of the folder's calibration.txt, else of TUM's camera
+    in its name. Raises FormatError for another file of that name."""
+    own = path / "calibration.txt"
+    if not own.exists():
+        return TUM_K[next((k for k in TUM_K if k in path.name), "freiburg1")]
+    rows = table(own)
+    try:
+        fx, fy, cx, cy = (float(value) for value in rows[0])
+    except (IndexError, ValueError) as error:
+        raise FormatError(f"{own} must have fx fy cx cy: {error}") from error
+    return fx, fy, cx, cy
 
 
 def open_seven_scenes(path: Path) -> Sequence:
@@ -492,7 +507,11 @@ def main() -> None:
                 one = measure(open_sequence(folder), config, options.every)
             except FormatError as error:
                 raise SystemExit(str(error)) from error
-            found.append({**asdict(one), "parameters": parameters})
+            values = {
+                k: None if isinstance(v, float) and math.isnan(v) else v
+                for k, v in asdict(one).items()
+            }  # fmt: skip
+            found.append({**values, "parameters": parameters})
             print(row(one), flush=True)
     device = open_device(configs[0].inference.device).name()
     results_file.write(options.out, {"rows": found}, device)

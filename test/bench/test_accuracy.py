@@ -13,6 +13,7 @@ from support.sequence_writers import write_euroc, write_seven_scenes, write_tum
 
 from da3_ros.cli import main
 from da3_ros.config import config_from_parameters
+from da3_ros.recordings.folder import CALIBRATION_FILE
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.truth import Noise, TruthSession
 
@@ -161,6 +162,19 @@ def test_the_tool_prints_a_table_and_writes_json(walk, tmp_path):
     assert written["command"].startswith("python bench/accuracy.py ")
     assert found["frames"] == 4
     assert 0 < found["ate_sim3_m"] < found["path_m"]
+    assert "NaN" not in (tmp_path / "out.json").read_text()
+    assert found["measured_abs_rel"] is None  # no pixel of random weights is measured
+
+
+def test_eth3d_brings_its_calibration(accuracy, walk, tmp_path):
+    write_tum(tmp_path / "table_3", *walk)
+    (tmp_path / "table_3" / CALIBRATION_FILE).unlink()
+    (tmp_path / "table_3" / "calibration.txt").write_text("# fx fy cx cy\n726.3 726.4 35.5 20.5\n")
+    K = accuracy.open_sequence(tmp_path / "table_3").calibration.K
+    np.testing.assert_allclose(K[[0, 1, 0, 1], [0, 1, 2, 2]], [726.3, 726.4, 35.5, 20.5])
+    (tmp_path / "table_3" / "calibration.txt").write_text("pinhole 1 2\n")
+    with pytest.raises(accuracy.FormatError, match="fx fy cx cy"):
+        accuracy.open_sequence(tmp_path / "table_3")
 
 
 def test_a_folder_of_unknown_format_is_named_with_known_formats(accuracy, tmp_path):

@@ -218,8 +218,12 @@ def test_a_measurement_within_its_time_does_not_rest():
         so_far.arrive(max_ms=150)
         so_far.add_job(seconds, 1)
         assert not so_far.rests
+    so_far.rests, so_far.behind_s = True, 1.0
+    so_far.add_job(0.01, 0)
+    assert so_far.rests  # until it has made up for all
     for _ in range(9999):
         so_far.arrive(max_ms=150)
+    assert not so_far.rests
     searches = 0
     while not so_far.rests:  # what was saved is little
         so_far.add_job(1.0, 1)
@@ -352,6 +356,77 @@ def test_a_job_that_hangs_does_not_hold_up_the_end(monkeypatch):
     points = pipeline.map.points
     assert all(not growing.waiting for growing in points._growing.values())
     assert pipeline.counters["keyframes_depth_skipped"] > 0
+
+
+@pytest.mark.parametrize("what", ["reset", "finish in time", "finish"])
+def test_a_running_job_is_stopped_where_no_one_waits_for_all_of_it(monkeypatch, what):
+    pipeline, (camera, frames), asked = opened(), walk(), []
+    running, released = threading.Event(), threading.Event()
+    whole = measuring.MeasureJob.run
+
+    def run_job(job, device="cpu", stopping=lambda: False):
+        if not running.is_set():
+            running.set()
+            released.wait(60)
+            asked.append(stopping())
+        return whole(job, device, stopping)
+
+    monkeypatch.setattr(measuring.MeasureJob, "run", run_job)
+    dense = pipeline.scene_map.dense
+    dense.waits = False
+    for f in frames:
+        if not running.is_set():
+            list(pipeline.push(to_frame(camera, f)))
+            running.wait(0.2)
+    job, before = dense._running, dense.so_far
+    if what == "reset":
+        pipeline.reset()
+        released.set()
+    else:
+        threading.Timer(0.2, released.set).start()
+        pipeline.scene_map.finish_depth(20.0 if what == "finish in time" else None)
+    job.result(60)
+    assert asked == [what != "finish"]
+    if what == "reset":
+        assert dense.so_far is not before
+        assert dense.so_far.seconds == 0  # what it took is not the new map's
+        assert not dense.newest
+
+
+def test_no_keyframe_is_searched_again_while_time_is_short(monkeypatch):
+    pipeline, asked = opened(**{"dense.max_ms": 1.0}), []
+    dense = pipeline.scene_map.dense
+    dense.waits = False
+    monkeypatch.setattr(
+        measuring.DepthMeasurement, "job", lambda self, poses, **options: asked.append(options)
+    )
+    for dense.so_far.rests in (False, True):
+        dense.end_window(None, None)
+    assert [options["again"] for options in asked] == [True, False]
+    dense.config = DenseConfig()  # without a limit it is never short
+    dense.end_window(None, None)
+    assert asked[-1]["again"]
+    dense.finish(None, None, 1.0)
+    dense.finish(None, None)
+    assert [options["again"] for options in asked[-2:]] == [False, True]
+
+
+def test_points_that_cannot_be_made_cost_no_other_keyframe(monkeypatch, caplog):
+    whole, calls = PointsMaker.points, []
+
+    def fails(maker, one):
+        calls.append(one)
+        if len(calls) == 3:
+            raise ValueError("odd")
+        return whole(maker, one)
+
+    monkeypatch.setattr(PointsMaker, "points", fails)
+    pipeline, results = run(opened(), walk()[1][:12])
+    assert len(results) == 12
+    assert pipeline.counters["keyframes_depth_failed"] == 1
+    assert "the points of a keyframe are not those of its measured depth: ValueError: odd" in caplog.text
+    points = pipeline.map.points
+    assert all(not growing.waiting for growing in points._growing.values())
 
 
 def test_what_a_running_job_has_searched_is_kept_at_the_end(monkeypatch):
