@@ -94,8 +94,10 @@ class BlindFrames:
         self, suspects: Sequence[int], window: Window, shared: Sequence[OverlapView],
         new: Sequence[PreparedView],
     ) -> list[int]:  # fmt: skip
-        """Returns the suspects without those that only the network doubts, and whose full images
-        match earlier ones: networks may be uncertain of what is there."""
+        """Returns the suspects. Where the network's depth usually means nothing, its doubt means
+        little too: without those that only it doubts, and whose full images match earlier ones."""
+        if not self._refinement.depth_means_nothing:
+            return list(suspects)
         first, ids = len(window.views) - len(new), [one.view.id for one in shared]
         return [
             i

@@ -22,7 +22,9 @@ from da3_ros.pipeline.window_builder import PreparedView
 from da3_ros.pipeline.window_odometry import WindowOdometry
 from da3_ros.refinement.loop_check import joined_by_tracks, refined_loop, shows_known
 from da3_ros.refinement.refiner import (
+    NO_DEPTH_ERROR,
     NO_TRACKS,
+    USUAL,
     CameraImage,
     RefinedWindow,
     TrackSupport,
@@ -161,6 +163,12 @@ class WindowRefinement:
         except Exception as error:
             self._report_failure(f"a loop is not refined, window {window.id}", error)
             return None
+
+    @property
+    def depth_means_nothing(self) -> bool:
+        """Whether the network's depth has usually nothing to do with that of tracks, so that no
+        depth of one view tells that it shows something else."""
+        return self.refiner.graph.noise.depth > NO_DEPTH_ERROR / USUAL
 
     def shows_known(self, prepared: PreparedView, shared: Sequence[int]) -> bool:
         """Returns whether features of a new view's full image match one of these views, by id."""

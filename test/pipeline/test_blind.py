@@ -320,7 +320,7 @@ def test_an_uncertain_network_does_not_blind_a_camera_whose_images_match():
             for i, view in enumerate(window.views):
                 if view.stamp_ns >= frames[START].stamp_ns:
                     out.confidence[i] = 1.0 + 0.05 * (out.confidence[i] - 1.0)
-                    out.depth[i] = out.depth[i] * rng.uniform(0.2, 5, out.depth[i].shape)
+                out.depth[i] = out.depth[i] * rng.uniform(0.2, 5, out.depth[i].shape)
             return out
 
     size = 336, 252
