@@ -122,12 +122,16 @@ class WindowRefinement:
         placed = dataclasses.replace(placed, T_local_window=refined.T_local_window)
         return refined.estimate, placed, refined
 
-    def calibrated(self, window: Window, estimate: WindowEstimate) -> WindowEstimate:
+    def calibrated(
+        self, window: Window, new: Sequence[PreparedView], estimate: WindowEstimate
+    ) -> WindowEstimate:
         """Returns the estimate with one focal length for all windows of a camera without a
         camera_info: by tracks, else the median of the network's guesses."""
         self._calibrated.update({v.camera: v.K is not None for v in window.views})
         if not self.config.refinement.enabled:
             return estimate
+        for prepared in new:
+            self.refiner.guessed.note_size(prepared.view, prepared.full.shape)
         return self.refiner.calibrated(window, estimate)
 
     @property

@@ -124,7 +124,7 @@ class WindowSteps(MapListener):
             return
         if self.blind.is_unrelated(window, shared):
             self.start_chain(self.odometry.newest)
-        estimate = self.refinement.calibrated(window, WindowEstimate.of(prediction))
+        estimate = self.refinement.calibrated(window, new, WindowEstimate.of(prediction))
         estimate, cause = self.blind.judge(window, shared, new, estimate)
         if cause:
             yield from self._deliver_untrusted(new, prediction, cause)

@@ -6,6 +6,7 @@ Poses and lengths are those of ``local``. Not thread-safe.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import deque
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from da3_ros.refinement.solver_limits import SolverLimits
 from da3_ros.refinement.track_history import TrackHistory, history_of
 from da3_ros.refinement.track_noise import PoseNoise
 from da3_ros.refinement.tracked_view import MeasuredPose, TrackedView, tracked_view
-from da3_ros.types import Array, FloatImage, Image, Window, WindowEstimate
+from da3_ros.types import Array, FloatImage, Image, View, Window, WindowEstimate
 
 RECENT = 20  # views whose distances give the unit
 # Of log depth against tracks, robust: with more than the first, depth is doubtful, with more than
@@ -394,15 +395,26 @@ def _on_image(
 
 # The network's own guesses of the focal lengths of cameras without calibration, steadied.
 
-KEPT = 25  # newest guesses of a camera
+KEPT = 100  # newest guesses of a camera: of a minute, as what it sees changes
 
 
 class GuessedFocal:
-    """Medians of the newest guesses, so that all views of a graph have nearly one focal length."""
+    """Medians of the newest guesses, so that all views of a graph have nearly one focal length.
+
+    Pixels of the camera are square: networks guess fx and fy apart, and may be 2.5 times off.
+    """
 
     def __init__(self) -> None:
-        # By camera and image size: focal lengths (fx, fy), pixels of the network's image.
-        self._guesses: dict[tuple[str, int, int], deque[tuple[float, float]]] = {}
+        # By camera and image size: focal lengths (geometric mean of fx and fy), pixels of the
+        # network's image.
+        self._guesses: dict[tuple[str, int, int], deque[float]] = {}
+        # Its pixels' width over height, where the camera's are square.
+        self._stretch: dict[tuple[str, int, int], float] = {}
+
+    def note_size(self, view: View, full: tuple[int, ...]) -> None:
+        """Notes the shape (H, W, ...) of the camera image that a view was made of."""
+        height, width = view.image.shape[:2]
+        self._stretch[view.camera, height, width] = (width / full[1]) / (height / full[0])
 
     def steadied(
         self, window: Window, estimate: WindowEstimate, known: Container[str]
@@ -420,9 +432,10 @@ class GuessedFocal:
                 key = view.camera, *view.image.shape[:2]
                 kept = self._guesses.setdefault(key, deque(maxlen=KEPT))
                 if k >= count:
-                    kept.append((float(K[k, 0, 0]), float(K[k, 1, 1])))
+                    kept.append(math.sqrt(float(K[k, 0, 0] * K[k, 1, 1])))
                 if kept:
-                    K[k, 0, 0], K[k, 1, 1] = np.median(kept, axis=0)
+                    focal, stretch = float(np.median(kept)), self._stretch.get(key, 1.0)
+                    K[k, 0, 0], K[k, 1, 1] = focal * stretch**0.5, focal / stretch**0.5
         return replace(estimate, K=K)
 
 

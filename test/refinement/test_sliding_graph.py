@@ -129,6 +129,20 @@ def test_guesses_of_the_focal_length_are_steadied_by_image_size():
     assert kept.K[0, 0, 0] == pytest.approx(777.0)
 
 
+def test_pixels_of_a_camera_are_square_whatever_the_network_guesses():
+    """Those of its image are not: sides are rounded to patches."""
+    guessed = GuessedFocal()
+    window, guess = predicted([500.0])
+    guess.K[0, 1, 1] = 180.0
+    plain = guessed.steadied(window, guess, known=()).K[0]
+    assert plain[0, 0] == pytest.approx(plain[1, 1]) == pytest.approx(300.0)
+    guessed.note_size(window.views[0], (370, 1226, 3))
+    K = guessed.steadied(window, guess, known=()).K[0]
+    focal = K[0, 0] * 1226 / 112, K[1, 1] * 370 / 84  # pixels of the camera
+    assert focal[0] == pytest.approx(focal[1])
+    assert K[0, 0] * K[1, 1] == pytest.approx(500 * 180)
+
+
 def test_a_restart_does_not_give_ids_again():
     """Stored keyframes of two chains would seem to see one point."""
     graph = SlidingGraph(100, 5)
