@@ -30,7 +30,7 @@ from da3_ros.geometry.projection import resize_K
 from da3_ros.types import Array, DenseDepth, FloatImage, Image
 
 KEPT = 12  # newest keyframes of a camera
-MOST_KEPT = 2 * KEPT  # while a job runs
+MOST_KEPT = 2 * KEPT  # of each camera, while a job runs
 LATER = 2  # keyframes of its camera after which one is searched
 LAST = 2 * LATER + 1  # after which those beside it were searched: its depth stays
 PASSED = 64  # keyframes of any camera after which none of its own is expected
@@ -61,7 +61,7 @@ class MeasuringLoad:
         width, height = self._compared(size)
         kept = 11 * size[0] * size[1]  # image, depth and confidence
         kept += (5 + 2 * MOST + 7 * ((width, height) != size)) * width * height
-        return self.maps * self.cameras * KEPT * kept
+        return self.maps * self.cameras * KEPT * kept  # up to twice as much behind a slow job
 
     def _compared(self, size: tuple[int, int]) -> tuple[int, int]:
         """Returns the size of the images that are compared."""
@@ -195,19 +195,23 @@ class DepthMeasurement:
     def job(
         self, poses: Poses, *, ends: bool = False, again: bool = True, most: int | None = None
     ) -> MeasureJob | None:  # fmt: skip
-        """Returns what is to be done now, the newest keyframe first; None: nothing.
+        """Returns what is to be done now, the newest keyframe of each camera first; None: nothing.
 
         ends: whether no more keyframes come. again: whether there is time to search keyframes
         again. most: searches; the others are left to a later job.
         """
         known = {id: pose for id, e in self._entries.items() if (pose := poses(e.keyframe))}
-        wanted = {}
+        wanted, rank = {}, Counter[tuple[str, bool]]()
+        order: dict[int, tuple[bool, int]] = {}
         for entry in reversed(self._entries.values()):
             if self._is_ready(entry, ends) and (again or entry.search is None):
                 ids = self._neighbours(entry, known)
                 if len(ids) >= LEAST and self._is_due(entry, ids, known):
                     wanted[entry.keyframe.id] = ids
-        ordered = sorted(wanted, key=lambda id: self._entries[id].search is not None)
+                    kind = entry.keyframe.camera, entry.search is not None
+                    order[entry.keyframe.id] = kind[1], rank[kind]
+                    rank[kind] += 1
+        ordered = sorted(wanted, key=order.__getitem__)  # first searches first
         due = {id: wanted[id] for id in ordered[:most]}
         waiting = {id for id in ordered[len(due) :] if self._entries[id].search is None}
         last = [
@@ -250,16 +254,19 @@ class DepthMeasurement:
             if entry.stays and (is_old or entry.passed >= PASSED):
                 del entries[id]
 
-    def forget_late(self) -> list[Measured]:
-        """Forgets the keyframes for which a job takes too long, and returns that nothing is
-        measured in them: memory must stay bounded."""
-        late = [e for e in self._entries.values() if e.later >= MOST_KEPT]
-        for entry in late:
+    def forget_late(self) -> tuple[list[Measured], int]:
+        """Forgets the oldest keyframes, for which a job takes too long: memory must stay bounded.
+
+        Returns that nothing is measured in them, and how many are never searched therefore.
+        """
+        entries = list(self._entries.values())
+        most = MOST_KEPT * len({e.keyframe.camera for e in entries})
+        late = [e for e in entries[: max(0, len(entries) - most)] if not e.stays]
+        for entry in entries[: max(0, len(entries) - most)]:
             del self._entries[entry.keyframe.id]
         return [
-            Measured(e.keyframe, None, True, is_withdrawn=e.is_measured)
-            for e in late if not e.stays
-        ]  # fmt: skip
+            Measured(e.keyframe, None, True, is_withdrawn=e.is_measured) for e in late
+        ], sum(e.search is None and not e.is_dropped for e in late)  # fmt: skip
 
     def __contains__(self, id: int) -> bool:
         """Whether a keyframe is kept, by its id."""

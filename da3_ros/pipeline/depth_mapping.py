@@ -181,8 +181,8 @@ class DepthMapping:
         return out + self._collect()
 
     def _forget_late(self) -> list[Found]:
-        late = self.measurement.forget_late()
-        self.counters["keyframes_depth_skipped"] += len(late)
+        late, skipped = self.measurement.forget_late()
+        self.counters["keyframes_depth_skipped"] += skipped
         for one in late:
             self._note(one)
         return [Found(one, None) for one in late]

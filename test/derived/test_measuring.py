@@ -406,15 +406,29 @@ def test_a_job_has_as_many_searches_as_are_asked_for_first_ones_first():
     assert 0 not in job.last  # it has five later ones, and still waits
 
 
+def test_the_cameras_of_a_rig_are_searched_in_turn():
+    """Also a slow one, whatever their order."""
+    measurement, (ones, poses, _) = DepthMeasurement(), keyframes()
+    for k in range(7):
+        for n in range(3):
+            if n or k % 2 == 0:
+                measurement.add(dataclasses.replace(ones[k], id=3 * k + n, camera=str(n)))
+    job = measurement.job(lambda one: poses[one.id // 3], most=4)
+    assert {id % 3 for id in job.due} == {0, 1, 2}
+    assert [id // 3 for id in list(job.due)[:3]] == [4, 4, 2]  # the newest of each
+
+
 def test_keyframes_for_which_a_job_takes_too_long_are_forgotten():
     measurement, (ones, _, _) = DepthMeasurement(), keyframes()
     for k in range(measuring.MOST_KEPT):
         measurement.add(dataclasses.replace(ones[k % 12], id=k))
-    assert not measurement.forget_late()
-    for k in range(measuring.MOST_KEPT, measuring.MOST_KEPT + 3):
-        measurement.add(dataclasses.replace(ones[k % 12], id=k))
-    late = measurement.forget_late()
+    assert measurement.forget_late() == ([], 0)
+    for k in range(measuring.MOST_KEPT, measuring.MOST_KEPT + 3):  # also of another chain
+        measurement.add(dataclasses.replace(ones[k % 12], id=k, chain=1))
+    measurement._entries[1].is_dropped = True  # counted before
+    late, skipped = measurement.forget_late()
     assert [one.keyframe.id for one in late] == [0, 1, 2]
+    assert skipped == 2
     assert all(one.stays and one.dense is None for one in late)
     assert 2 not in measurement
     assert 3 in measurement
