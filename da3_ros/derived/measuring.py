@@ -153,6 +153,7 @@ class DepthMeasurement:
         self._entries: dict[int, _Kept] = {}  # oldest first
         self._chain = 0
         self._idle = 0  # windows since the newest keyframe
+        self._searches = Counter[str]()  # by camera: those of a rig take turns
 
     @property
     def nbytes(self) -> int:
@@ -202,14 +203,14 @@ class DepthMeasurement:
         """
         known = {id: pose for id, e in self._entries.items() if (pose := poses(e.keyframe))}
         wanted, rank = {}, Counter[tuple[str, bool]]()
-        order: dict[int, tuple[bool, int]] = {}
+        order: dict[int, tuple[bool, int, int]] = {}
         for entry in reversed(self._entries.values()):
             if self._is_ready(entry, ends) and (again or entry.search is None):
                 ids = self._neighbours(entry, known)
                 if len(ids) >= LEAST and self._is_due(entry, ids, known):
                     wanted[entry.keyframe.id] = ids
                     kind = entry.keyframe.camera, entry.search is not None
-                    order[entry.keyframe.id] = kind[1], rank[kind]
+                    order[entry.keyframe.id] = kind[1], rank[kind], self._searches[kind[0]]
                     rank[kind] += 1
         ordered = sorted(wanted, key=order.__getitem__)  # first searches first
         due = {id: wanted[id] for id in ordered[:most]}
@@ -240,6 +241,7 @@ class DepthMeasurement:
         for id in result.searches.keys() & entries.keys():
             entries[id].search = result.searches[id]
             entries[id].searches += 1
+            self._searches[entries[id].keyframe.camera] += 1
         for id in set(result.left_out) & entries.keys():
             entries[id].searched_at = -1
         for id in result.failed.keys() & entries.keys():

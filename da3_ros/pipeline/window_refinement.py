@@ -176,14 +176,17 @@ class WindowRefinement:
 
     def shows_known(self, prepared: PreparedView, shared: Sequence[int]) -> bool:
         """Returns whether features of a new view's full image match one of these views, by id."""
-        features = self.refiner.detector(prepared.full, prepared.full_valid)
-        views = self.refiner.graph.views
-        K = prepared.view.K
-        if K is not None:
-            size = prepared.view.image.shape[1::-1]
-            K = resize_K(K, (size[0], size[1]), features.shape[::-1])
-        # The newest first: what a view shows is likeliest there.
-        return shows_known(features, K, [views[i] for i in reversed(shared) if i in views])
+        views, K = self.refiner.graph.views, prepared.view.K
+        try:
+            features = self.refiner.detector(prepared.full, prepared.full_valid)
+            if K is not None:
+                size = prepared.view.image.shape[1::-1]
+                K = resize_K(K, (size[0], size[1]), features.shape[::-1])
+            # The newest first: what a view shows is likeliest there.
+            return shows_known(features, K, [views[i] for i in reversed(shared) if i in views])
+        except Exception as error:
+            self._report_failure(f"features of view {prepared.view.id} are not compared", error)
+            return False
 
     def joined(
         self, window: Window, sides: Sequence[tuple[Sequence[int], Sequence[int]]],

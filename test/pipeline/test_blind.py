@@ -13,6 +13,7 @@ from support.cases import long_after
 from da3_ros.config import config_from_parameters
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.inference import open_networks
+from da3_ros.pipeline import window_refinement
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic.evaluation import trajectory_error
 from da3_ros.synthetic.truth import TruthSession
@@ -309,7 +310,8 @@ def test_a_network_that_stays_uncertain_is_used_again():
     assert len(pipeline.map.components) == 2
 
 
-def test_an_uncertain_network_does_not_blind_a_camera_whose_images_match():
+@pytest.mark.parametrize("what", ["match", "fails"])
+def test_an_uncertain_network_does_not_blind_a_camera_whose_images_match(monkeypatch, what):
     """As with real images of a kind that it was not trained on: its depth means nothing there. Its
     own small images have too few features to tell."""
 
@@ -325,7 +327,14 @@ def test_an_uncertain_network_does_not_blind_a_camera_whose_images_match():
 
     size = 336, 252
     frames = walk(size=size)[1][: START + 6]
+    if what == "fails":
+        monkeypatch.setattr(window_refinement, "shows_known", lambda *args: 1 / 0)
     pipeline, results = run(frames, frames, Nonsense(frames), True, size, process_res=56)
+    if what == "fails":
+        assert len(results) == len(frames)  # no frame is lost
+        assert sum(r.blind == "uncertain" for r in results) > 1
+        assert pipeline.counters["refinement_failed"] > 1
+        return
     assert not any(r.blind for r in results)
     assert pipeline.counters["windows_refined"] > START
     ours, true = np.array([odom(r) for r in results]), [f.T_room_camera for f in frames]
