@@ -357,3 +357,20 @@ def test_journal_and_sqlite_are_compared(tmp_path):
     assert (journal["kind"], sqlite["kind"]) == ("journal", "sqlite")
     assert journal["open"] == sqlite["open"] == 1.0  # after a kill
     assert journal["missing"] == sqlite["missing"] == 0
+
+
+def test_real_recordings_without_and_with_refinement(tmp_path, recordings):
+    report, _ = run(
+        "bench_real.py", "--data", recordings, "--only", "kitti_mono_51", "dashcam_100",
+        "--frames", "8", tmp_path=tmp_path,
+    )  # fmt: skip
+    rows = report["rows"]
+    assert [(r["data"], r["refined"], r["camera_info"]) for r in rows] == [
+        ("kitti_mono_51", False, True), ("kitti_mono_51", True, True),
+        ("kitti_mono_51", True, False), ("dashcam_100", False, False),
+        ("dashcam_100", True, False),
+    ]  # fmt: skip
+    assert rows[1]["ate_m"] < rows[0]["ate_m"] / 10
+    assert len(rows[1]["local_scale"]) == 10
+    assert rows[1]["focal_px"] == pytest.approx([707.1, 707.1], abs=0.1)
+    assert rows[2]["focal_px"][0] == pytest.approx(rows[2]["focal_px"][1])
