@@ -199,7 +199,7 @@ class DepthMeasurement:
         """Returns what is to be done now, the newest keyframe of each camera first; None: nothing.
 
         ends: whether no more keyframes come. again: whether there is time to search keyframes
-        again. most: searches; the others are left to a later job.
+        again. most: searches, but one of each camera; the others are left to a later job.
         """
         known = {id: pose for id, e in self._entries.items() if (pose := poses(e.keyframe))}
         wanted, rank = {}, Counter[tuple[str, bool]]()
@@ -213,6 +213,8 @@ class DepthMeasurement:
                     order[entry.keyframe.id] = kind[1], rank[kind], self._searches[kind[0]]
                     rank[kind] += 1
         ordered = sorted(wanted, key=order.__getitem__)  # first searches first
+        if most is not None:  # the first of each camera are in front
+            most = max(most, sum(order[id][:2] == (False, 0) for id in ordered))
         due = {id: wanted[id] for id in ordered[:most]}
         waiting = {id for id in ordered[len(due) :] if self._entries[id].search is None}
         last = [

@@ -31,7 +31,7 @@ from da3_ros.types import Array
 log = logging.getLogger(__name__)
 
 WAITING = 4  # keyframes of a camera that may wait for a thread
-JOB = 4  # searches of a job in a thread
+JOB = 4  # searches of a job in a thread, or one of each camera
 # Searches in a row, at least, and limits in a row that may be saved for later, if ``dense.max_ms``
 # allows for less: keyframes in a row confirm each other.
 BURST = 4
