@@ -421,8 +421,11 @@ class MeasureJob:
                         searches[id] = self._search(id, ids, device)
                         continue
                     except RuntimeError as error:  # torch's own, as of memory
-                        device_error = error
-                searches[id] = self._search(id, ids, "cpu")
+                        why = error
+                    searches[id] = self._search(id, ids, "cpu")
+                    device_error = why  # the keyframe was not at fault
+                else:
+                    searches[id] = self._search(id, ids, "cpu")
             except Exception as error:  # the others are still measured
                 failed[id] = error
         left_out = {id for id in self.due if id not in searches and id not in failed}

@@ -131,7 +131,8 @@ class WindowRefinement:
         if not self.config.refinement.enabled:
             return estimate
         for prepared in new:
-            self.refiner.guessed.note_size(prepared.view, prepared.full.shape)
+            if prepared.view.K is None:
+                self.refiner.guessed.note_size(prepared.view, prepared.full.shape)
         return self.refiner.calibrated(window, estimate)
 
     @property

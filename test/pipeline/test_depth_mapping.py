@@ -1,5 +1,6 @@
 """The pipeline measures the depth of keyframes: in points, scene file and published depth."""
 
+import dataclasses
 import functools
 import threading
 import time
@@ -336,6 +337,45 @@ def test_no_more_is_measured_at_the_end_than_there_is_time_for(monkeypatch):
     assert all(e.stays for e in dense.measurement._entries.values())
     points = pipeline.map.points
     assert all(not growing.waiting for growing in points._growing.values())
+
+
+def test_memory_is_bounded_behind_a_job_that_hangs(monkeypatch):
+    """Keyframes that it is too late for are given up, counted once, and wait no more."""
+    released, counters = threading.Event(), Counter()
+
+    def makers(_):
+        return PointsMaker(DepthConfig(), {})
+
+    dense = DepthMapping(DenseConfig(), counters)
+    dense.waits = False
+    whole = measuring.MeasureJob.run
+
+    def slow(job, device="cpu", stopping=None):
+        released.wait(60)
+        return whole(job, device, lambda: True)
+
+    monkeypatch.setattr(measuring.MeasureJob, "run", slow)
+    monkeypatch.setattr(measuring, "MOST_KEPT", 8)
+    frames, found = walk()[1], []
+    poses = {k: (f.T_room_camera, 1.0) for k, f in enumerate(frames)}
+    try:
+        for k, f in enumerate(frames):
+            dense.add(dataclasses.replace(keyframe_of(f), id=k))
+            found += dense.end_window(lambda one: poses[one.id], makers)
+            assert len(dense.measurement._entries) <= 8
+        assert [one.measured.keyframe.id for one in found] == list(range(FRAMES - 8))
+        assert all(one.measured.stays and one.points is None for one in found)
+        assert counters["keyframes_depth_skipped"] == dense.so_far.keyframes == FRAMES - 8
+    finally:
+        released.set()
+    dense._running.result(60)
+    found = dense.end_window(lambda one: poses[one.id], makers)
+    assert not any(one.measured.keyframe.id < FRAMES - 8 for one in found)
+    assert dense.so_far.keyframes == FRAMES - 8  # what is forgotten is not counted again
+    assert dense.so_far.behind_s == pytest.approx(dense.so_far.seconds)  # without a limit
+    dense.config = DenseConfig(max_ms=1000.0)
+    dense.add(dataclasses.replace(keyframe_of(frames[0]), id=99))
+    assert dense.so_far.behind_s == pytest.approx(dense.so_far.seconds - 1)
 
 
 def test_a_job_that_hangs_does_not_hold_up_the_end(monkeypatch):
