@@ -15,9 +15,10 @@ from da3_ros.geometry.poses import invert_pose
 from da3_ros.inference import open_networks
 from da3_ros.pipeline import window_refinement
 from da3_ros.pipeline.pipeline import Pipeline
+from da3_ros.pipeline.window_builder import PreparedView
 from da3_ros.synthetic.evaluation import trajectory_error
 from da3_ros.synthetic.truth import TruthSession
-from da3_ros.types import Frame
+from da3_ros.types import Frame, View
 
 START, LENGTH = 10, 8
 SIZE = (168, 126)
@@ -340,6 +341,32 @@ def test_an_uncertain_network_does_not_blind_a_camera_whose_images_match(monkeyp
     ours, true = np.array([odom(r) for r in results]), [f.T_room_camera for f in frames]
     way = np.linalg.norm(np.diff([T[:3, 3] for T in true], axis=0), axis=1).sum()
     assert trajectory_error(ours, np.array(true)) < 0.02 * way
+
+
+def test_full_images_are_compared_with_their_own_calibration_and_without_masked_parts(monkeypatch):
+    size = 336, 252
+    frames = walk(size=size)[1]
+    pipeline, _ = run(frames[:6], frames[:6], None, True, size, process_res=112)
+    refinement, asked = pipeline.refinement, []
+    monkeypatch.setattr(window_refinement, "shows_known", lambda *args: asked.append(args) or True)
+    small = np.zeros((84, 112, 3), np.uint8)
+    K = np.diag([1 / 3, 1 / 3, 1]) @ frames[6].K
+    right = np.arange(size[0]) >= size[0] // 2
+    prepared = PreparedView(
+        View(99, 1, small, K), frames[6].image, np.broadcast_to(right, size[::-1])
+    )
+    ids = list(refinement.refiner.graph.views)
+    assert refinement.shows_known(prepared, ids)
+    features, own, others = asked[0]
+    assert len(features) > 20
+    assert features.pixel[:, 0].min() > size[0] / 2
+    np.testing.assert_allclose(own, frames[6].K, atol=1e-6)
+    assert [view.id for view in others] == ids[::-1]  # the newest first
+    plain = dataclasses.replace(prepared, view=View(99, 1, small), full_valid=None)
+    assert refinement.shows_known(plain, [*ids, 12345])  # one that the graph does not have
+    assert asked[1][1] is None
+    assert asked[1][0].pixel[:, 0].min() < size[0] / 4
+    assert len(asked[1][2]) == len(ids)
 
 
 @pytest.mark.parametrize("kind", ["repeats", "flickers"])

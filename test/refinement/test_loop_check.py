@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import cv2
 import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
@@ -81,6 +82,15 @@ def test_depth_that_usually_means_nothing_is_no_reason_against_a_place(place, no
     assert joined is not None
     assert joined.depth_means_something == (noise == 1.0)
     assert turn_error_deg(joined.estimate, true) < 0.5
+
+
+def test_what_opencv_refuses_is_no_match(place, monkeypatch):
+    def refuses(*args, **options):
+        raise cv2.error("odd")
+
+    known = [seen_by(f) for f in place[:3]]
+    monkeypatch.setattr(cv2, "findEssentialMat", refuses)
+    assert not shows_known(seen_by(place[4]).features, place[4].K, known)
 
 
 def seen_by(frame):
