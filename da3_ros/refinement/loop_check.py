@@ -12,11 +12,11 @@ from da3_ros.geometry.similarity import IDENTITY
 from da3_ros.refinement.features import Features
 from da3_ros.refinement.refiner import CameraImage, RefinedWindow, WindowRefiner
 from da3_ros.refinement.solver_limits import SolverLimits
+from da3_ros.refinement.starts import EPIPOLAR_TOLERANCE
 from da3_ros.refinement.tracked_view import TrackedView, match
 from da3_ros.types import Array, Window, WindowEstimate
 
 MIN_SHARED_TRACKS = 20  # tracks that views of both visits see
-TOLERANCE_PX = 1.0  # of matches, from one epipolar geometry
 
 
 def refined_loop(
@@ -55,15 +55,15 @@ def _of_one_geometry(first: Array, K_first: Array, second: Array, K_second: Arra
     """Returns the number of matched positions [P, 2] that agree with one essential matrix."""
     try:
         E, mask = cv2.findEssentialMat(
-            normalized(first, K_first), normalized(second, K_second), np.eye(3),
-            method=cv2.USAC_MAGSAC, prob=0.999, threshold=TOLERANCE_PX / K_second[0, 0],
+            _normalized(first, K_first), _normalized(second, K_second), np.eye(3),
+            method=cv2.USAC_MAGSAC, prob=0.999, threshold=EPIPOLAR_TOLERANCE / K_second[0, 0],
         )  # fmt: skip
     except cv2.error:
         return 0
     return 0 if E is None else int(mask.sum())
 
 
-def normalized(pixel: Array, K: Array) -> Array:
+def _normalized(pixel: Array, K: Array) -> Array:
     """Returns positions [P, 2] in the image plane at distance 1."""
     return np.asarray((pixel - K[:2, 2]) / K[[0, 1], [0, 1]])
 

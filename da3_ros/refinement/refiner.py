@@ -431,8 +431,9 @@ class GuessedFocal:
             if guessed[k]:
                 key = view.camera, *view.image.shape[:2]
                 kept = self._guesses.setdefault(key, deque(maxlen=KEPT))
-                if k >= count:
-                    kept.append(math.sqrt(float(K[k, 0, 0] * K[k, 1, 1])))
+                square = float(K[k, 0, 0] * K[k, 1, 1])
+                if k >= count and 0 < square < math.inf:  # NaN: an impossible field of view
+                    kept.append(math.sqrt(square))
                 if kept:
                     focal, stretch = float(np.median(kept)), self._stretch.get(key, 1.0)
                     K[k, 0, 0], K[k, 1, 1] = focal * stretch**0.5, focal / stretch**0.5

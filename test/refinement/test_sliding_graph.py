@@ -141,6 +141,8 @@ def test_pixels_of_a_camera_are_square_whatever_the_network_guesses():
     focal = K[0, 0] * 1226 / 112, K[1, 1] * 370 / 84  # pixels of the camera
     assert focal[0] == pytest.approx(focal[1])
     assert K[0, 0] * K[1, 1] == pytest.approx(500 * 180)
+    guess.K[0, 0, 0] = np.nan  # it says nothing, and spoils no other
+    assert guessed.steadied(window, guess, known=()).K[0, 0, 0] == pytest.approx(K[0, 0])
 
 
 def test_a_restart_does_not_give_ids_again():
