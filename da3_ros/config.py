@@ -325,6 +325,11 @@ class RefinementConfig:
         low=0.0,
         high=10000.0,
     )
+    map: bool = option(
+        True,
+        "whether the keyframes of the map are adjusted together, by features that those nearby "
+        "have in common: every few keyframes, after a loop, and at the end of a recording",
+    )
 
 
 @dataclass(frozen=True)

@@ -328,6 +328,7 @@ def _open_live(config: PipelineConfig, session: Session | None) -> dict[str, Pip
     for pipeline in pipelines.values():
         pipeline.loops.wait_for_solver = False  # frames do not wait for the pose graph
         pipeline.scene_map.dense.waits = False
+        pipeline.scene_map.adjustment.waits = False
         pipeline.refinement.skip_when_late()
     next(iter(pipelines.values())).inference.plan_ahead()  # they share one network
     return pipelines

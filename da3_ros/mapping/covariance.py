@@ -16,6 +16,7 @@ the axes and the unit of the chain. No network, no ROS.
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -534,6 +535,16 @@ class PoseUncertainty:
             newest, min(candidates, key=total) if candidates else self._map[1].of(newest)
         )
         self._map = (joint, systematic)
+
+    def move_in_odometry(self, moved: Collection[int], newest: int) -> None:
+        """Takes over that views have moved in the frame of odometry, which goes on from its newest
+        one: the error of odometry is no longer theirs. In the map they are as well known as
+        before, at least."""
+        if self._map is self._odometry:
+            self._map = copy.deepcopy(self._odometry)
+        joint, systematic = self._odometry
+        joint.forget(moved)
+        systematic.keep({newest})
 
     def odometry(self, id: int) -> Array | None:
         """Returns the covariance [6, 6] of (position, rotation) since odometry began; None:

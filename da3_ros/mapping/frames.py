@@ -24,3 +24,13 @@ class LocalFrame:
     window: WindowReport
     is_reference: bool = True  # whether it is the first camera's frame of its frameset
     keyframe: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class PoseInSubmap:
+    """A frame's pose in its submap."""
+
+    stamp_ns: int
+    camera: str
+    submap: int
+    T_submap_camera: Array  # [4, 4]

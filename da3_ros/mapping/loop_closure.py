@@ -127,6 +127,11 @@ class LoopClosure(MapListener):
         return max(1, memory_mb - -(-self.keyframes.nbytes // 2**20)) if memory_mb else 0
 
     @property
+    def is_solving(self) -> bool:
+        """Whether a correction is being solved, for the map as it is."""
+        return self._solving is not None
+
+    @property
     def submaps_in_use(self) -> set[int]:
         """The submaps whose poses it needs."""
         return self._graph.submaps_of_nodes() | {k.submap for k in self.keyframes}
@@ -436,8 +441,9 @@ class LoopClosure(MapListener):
 
     def on_correction(self, correction: Correction, _before: Mapping[int, Similarity]) -> None:
         """Notes that submaps have moved, by a loop or by another SLAM."""
-        self.closed += not correction.followed
-        if correction.followed:
+        self.closed += not (correction.followed or correction.adjusted)
+        if correction.followed or correction.adjusted:
             self._graph.measure_anew()
-        self._unconfirmed.clear()
+        if not correction.adjusted:  # which moves both ends of what waits by little
+            self._unconfirmed.clear()
         self.candidates.restart()

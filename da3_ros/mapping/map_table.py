@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from da3_ros.geometry.poses import nearest_rotation
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.keyframe_store.array_spill import Arrays
-from da3_ros.mapping.frames import LocalFrame
+from da3_ros.mapping.frames import LocalFrame, PoseInSubmap
 from da3_ros.mapping.graph_solution import Correction, Node
 from da3_ros.mapping.pose_graph import Edge
 from da3_ros.mapping.submap_spill import Submap
@@ -163,8 +163,8 @@ class MapListener:
         before: ``T_map_submap`` of all submaps before.
         """
 
-    def on_refinement(self, rows: Sequence[ViewRow]) -> None:
-        """Views have other poses in their submaps."""
+    def on_refinement(self, frames: Sequence[PoseInSubmap]) -> None:
+        """Frames have other poses in their submaps."""
 
 
 class MapTable:
@@ -243,13 +243,29 @@ class MapTable:
 
         Points stay where they are: poses of the newest frames move by millimetres.
         """
-        path, rows = self.path if self.live_path is None else self.live_path, []
+        path, frames = self.path if self.live_path is None else self.live_path, []
         for view in views:
             self.set_view(view)
-            rows.append(row := self.shared[view.view.id])
-            path.correct(row.view.stamp_ns, row.view.camera, row.submap, row.T_submap_camera)
+            row = self.shared[view.view.id]
+            one = PoseInSubmap(row.view.stamp_ns, row.view.camera, row.submap, row.T_submap_camera)
+            path.correct(one.stamp_ns, one.camera, one.submap, one.T_submap_camera)
+            frames.append(one)
         for listener in self.listeners:
-            listener.on_refinement(rows)
+            listener.on_refinement(frames)
+
+    def move_frames(self, frames: Sequence[PoseInSubmap]) -> None:
+        """Gives frames of the path other poses in their submaps, and their views and keyframes
+        too."""
+        self.path.move(frames)
+        at = {(f.stamp_ns, f.camera, f.submap): f.T_submap_camera for f in frames}
+        for rows in (self.shared, self.keyframes):
+            for id, row in rows.items():
+                T = at.get((row.view.stamp_ns, row.view.camera, row.submap))
+                if T is not None and row.T_submap_saved is None:
+                    rows[id] = replace(row, T_submap_camera=T)
+        self._T_local_view.clear()
+        for listener in self.listeners:
+            listener.on_refinement(frames)
 
     def set_row(self, row: ViewRow) -> None:
         """Adds or replaces a view that windows may share, in the frame of its submap."""

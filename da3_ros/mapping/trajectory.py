@@ -6,14 +6,14 @@ stands, its first pose there is stored once, with how long it was held.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.mapping.frames import LocalFrame
+from da3_ros.mapping.frames import LocalFrame, PoseInSubmap
 from da3_ros.types import Array
 
 MAX_POSES = 100_000
@@ -229,6 +229,46 @@ class Trajectory:
         same = (rows["camera"] == self._cameras.index(camera)) & (rows["submap"] == submap)
         found = rows["T"][same & (rows["stamp_ns"] == stamp_ns)]
         return found[-1].copy() if len(found) else None
+
+    def move(self, frames: Sequence[PoseInSubmap]) -> None:
+        """Replaces the poses of frames; one that is not stored stays so."""
+        rows = self._rows[: self._size]
+        at = self._index({f.stamp_ns for f in frames})
+        for f in frames:
+            k = at.get((f.stamp_ns, f.camera))
+            if k is not None and rows["submap"][k] == f.submap:
+                rows["T"][k] = f.T_submap_camera[:3]
+
+    def frames_since(self, stamp_ns: int) -> list[PoseInSubmap]:
+        """Returns the poses of frames from a stamp on."""
+        rows = self._rows[: self._size]
+        out = []
+        for row in rows[rows["stamp_ns"] >= stamp_ns]:
+            T = np.eye(4)
+            T[:3] = row["T"]
+            name = self._cameras[row["camera"]]
+            out.append(PoseInSubmap(int(row["stamp_ns"]), name, int(row["submap"]), T))
+        return out
+
+    def _index(self, stamps_ns: Collection[int]) -> dict[tuple[int, str], int]:
+        """Returns the indices of rows by stamp and camera, of the newest ones with a stamp."""
+        rows = self._rows[: self._size]
+        some = np.flatnonzero(np.isin(rows["stamp_ns"], np.array(list(stamps_ns), np.int64)))
+        return {(int(rows["stamp_ns"][k]), self._cameras[rows["camera"][k]]): int(k) for k in some}
+
+    def rows_of(self, frames: Sequence[tuple[int, str]]) -> list[tuple[int, Array] | None]:
+        """Returns submap and pose [4, 4] in it of frames (stamp, camera); None if not stored."""
+        rows, at = self._rows[: self._size], self._index({stamp for stamp, _ in frames})
+        out: list[tuple[int, Array] | None] = []
+        for frame in frames:
+            k = at.get(frame)
+            if k is None:
+                out.append(None)
+                continue
+            T = np.eye(4)
+            T[:3] = rows["T"][k]
+            out.append((int(rows["submap"][k]), T))
+        return out
 
     def settle(self, submap: int, pose: Similarity, into: int) -> None:
         """Gives the poses of a submap in the frame of its ``pose`` from now on, with ``into`` as

@@ -10,8 +10,7 @@ import numpy as np
 from da3_ros.keyframe_store.keyframe import FramePose, Keyframe, MeasuredKeyframe, Tracks
 from da3_ros.keyframe_store.recorder import Flush, KeyframeRecorder
 from da3_ros.keyframe_store.store import MapState, StoredSubmap
-from da3_ros.mapping.frames import LocalFrame
-from da3_ros.mapping.map_table import ViewRow
+from da3_ros.mapping.frames import LocalFrame, PoseInSubmap
 from da3_ros.mapping.metric_scale import scaled_depth
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.splats.relative import RelativeSplats
@@ -96,11 +95,13 @@ class KeyframeRecording:
         """Stores the poses of those submaps that a correction has moved."""
         self.place([s for s in submaps if not _lies_at(s, self._stored.get(s.id))])
 
-    def correct(self, rows: Iterable[ViewRow]) -> None:
+    def set_map(self, state: MapState) -> None:
+        """Stores the map's state."""
+        self._recorder.set_map(state)
+
+    def correct(self, frames: Iterable[PoseInSubmap]) -> None:
         """Stores refined poses of earlier frames."""
-        self._recorder.correct(
-            {(row.view.camera, row.view.stamp_ns): row.T_submap_camera for row in rows}
-        )
+        self._recorder.correct({(f.camera, f.stamp_ns): f.T_submap_camera for f in frames})
 
 
 def _lies_at(submap: Submap, stored: StoredSubmap | None) -> bool:

@@ -92,6 +92,8 @@ class Pipeline:
         """Processes the views that wait for a full window, and measures the depth of the last
         keyframes; call at the end of a recording."""
         yield from self._steps.flush()
+        self.scene_map.close_loop(wait=True)
+        self.scene_map.adjust(ends=True)
         self.scene_map.finish_depth()
 
     def begin(self, frame: Frame) -> None:

@@ -26,10 +26,10 @@ from da3_ros.keyframe_store.store import MapState
 from da3_ros.mapping.alignment import WindowAligner
 from da3_ros.mapping.covariance import PoseUncertainty
 from da3_ros.mapping.depth_filter import without_smears
-from da3_ros.mapping.frames import LocalFrame
+from da3_ros.mapping.frames import LocalFrame, PoseInSubmap
 from da3_ros.mapping.graph_solution import Correction
 from da3_ros.mapping.loop_closure import Infer, LoopClosure, Refine
-from da3_ros.mapping.map_table import NO_SUBMAP, MapListener, MapTable, ViewRow
+from da3_ros.mapping.map_table import NO_SUBMAP, MapListener, MapTable
 from da3_ros.mapping.metric_scale import MapScale, OdomFrame, scaled_depth, scaled_pose
 from da3_ros.mapping.pose_hint import PoseHint
 from da3_ros.mapping.scene import REFERENCE
@@ -37,6 +37,7 @@ from da3_ros.mapping.submaps import Snapshot, SubmapStore
 from da3_ros.pipeline.delivery import PlacedWindow, tracked_frame, with_covariance
 from da3_ros.pipeline.depth_mapping import DepthMapping, Found, PointsMaker
 from da3_ros.pipeline.keyframe_recording import KeyframeData, KeyframeRecording
+from da3_ros.pipeline.map_adjustment import MapAdjustment
 from da3_ros.pipeline.map_following import MapFollowing
 from da3_ros.pipeline.saved_recognition import usable_recognition, with_recognition
 from da3_ros.refinement.refiner import RefinedWindow
@@ -62,6 +63,7 @@ class SceneMap(MapListener):
         self.submaps = SubmapStore(config.map, table=self.table)
         self.loops = LoopClosure(self.table)
         self.dense = DepthMapping(config.dense, counters, device)
+        self.adjustment = MapAdjustment(self.table, counters)
         self.table.listeners.append(self)
         self.odom = OdomFrame()
         self._prune_at = MANY_SUBMAPS
@@ -171,7 +173,11 @@ class SceneMap(MapListener):
         self.place_map(saved.T_ros_map)
 
     def snapshot(self, unit: float) -> Snapshot:
-        """Returns the whole scene as it is now; cheap, and not changed by later frames."""
+        """Returns the whole scene as it is now; cheap, and not changed by later frames.
+
+        unit: of odometry, per network unit of the newest window.
+        """
+        unit *= self.scale.unit
         saved = self.submaps.snapshot(self.T_ros_map, self.scale.known, unit)
         known = self.loops.recognition(self.scale.metres)
         return with_recognition(saved, known, self.config)
@@ -259,6 +265,28 @@ class SceneMap(MapListener):
         self._forget_poses()
         return submap.id
 
+    @property
+    def adjusts(self) -> bool:
+        """Whether keyframes are adjusted together: not in a read-only map, or in that of another
+        SLAM."""
+        refinement = self.config.refinement
+        owned = self.localizes or self.following.enabled
+        return refinement.enabled and refinement.map and not owned
+
+    def adjust(self, *, ends: bool = False) -> None:
+        """Goes on to adjust the map's keyframes together, after a window. ends: none follows."""
+        if not self.adjusts:
+            self.adjustment.clear()
+            return
+        if self.loops.is_solving:  # what is found now would be of another map
+            return
+        found = self.adjustment.end_window(self.table.edges, rigid=self.scale.measured, ends=ends)
+        if found is not None:
+            self.correct(found.correction)
+            self.table.move_frames(found.frames)
+            if self._recorder is not None:
+                self._recorder.set_map(self._map_state())
+
     def measure_depth(self) -> None:
         """Goes on to measure the depth of keyframes, after a window."""
         self._take_depth(self.dense.end_window(self._pose_of, self._points_maker))
@@ -340,10 +368,10 @@ class SceneMap(MapListener):
         known, metres = self.scale.known, self.scale.metres
         return MapState(known, metres, self._unit * self.scale.unit * metres, self.T_ros_map)
 
-    def on_refinement(self, rows: Sequence[ViewRow]) -> None:
+    def on_refinement(self, frames: Sequence[PoseInSubmap]) -> None:
         """Stores refined poses of frames that are in the map."""
         if self._recorder is not None:
-            self._recorder.correct(row for row in rows if row.submap in self.submaps.submaps)
+            self._recorder.correct(f for f in frames if f.submap in self.submaps.submaps)
 
     def adopt(self, refined: RefinedWindow) -> None:
         """Takes over what refinement has changed of earlier windows, and the unit of odometry.
@@ -404,6 +432,8 @@ class SceneMap(MapListener):
         here."""
         far = self.table.correct(correction, self.submaps.staying)
         what = "another SLAM is followed" if correction.followed else "loop closed"
+        if correction.adjusted:
+            what = "keyframes adjusted"
         # A path may come each second.
         level = logging.DEBUG if correction.followed else logging.INFO
         log.log(level, "%s: submaps move by up to %.3g (map units)", what, far)

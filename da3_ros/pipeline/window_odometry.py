@@ -244,6 +244,9 @@ class WindowOdometry:
 
     def _move_uncertainty(self, correction: Correction) -> None:
         newest = self.overlap_views.newest
+        if correction.adjusted and newest is not None:
+            others = self.overlap_views.ids - {newest.view.id}
+            self.uncertainty.move_in_odometry(others, newest.view.id)
         if correction.covariance is None or newest is None:
             return
         views = {a.view.id: a for a in self.overlap_views.all()}

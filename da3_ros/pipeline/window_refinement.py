@@ -32,6 +32,7 @@ from da3_ros.refinement.refiner import (
 )
 from da3_ros.refinement.self_calibration import NO_CHANGE
 from da3_ros.refinement.solver_limits import SolverLimits, TimeLimit, choose_limits
+from da3_ros.refinement.tracked_view import TrackedView
 from da3_ros.types import Array, ScaleMeasurement, Window, WindowEstimate
 
 log = logging.getLogger(__name__)
@@ -148,10 +149,14 @@ class WindowRefinement:
         """The tracks of the newest window."""
         return self.refiner.tracks if self.config.refinement.enabled else NO_TRACKS
 
+    def view(self, id: int) -> TrackedView | None:
+        """Returns a view of the newest window with its features; None if it has none."""
+        return self.refiner.graph.views.get(id) if self.config.refinement.enabled else None
+
     def tracks_of(self, id: int, shape: tuple[int, ...]) -> StoredTracks:
         """Returns the tracks of a frame of the newest window, in pixels of its image of ``shape``
         (H, W, ...)."""
-        view = self.refiner.graph.views.get(id) if self.config.refinement.enabled else None
+        view = self.view(id)
         if view is None:
             return NO_STORED_TRACKS
         seen = np.flatnonzero(view.track >= 0)

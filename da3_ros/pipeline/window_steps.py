@@ -95,6 +95,7 @@ class WindowSteps(MapListener):
         """
         taken = self.builder.take()
         closed = self.scene_map.close_loop()
+        self.scene_map.adjust()
         follow(self.scene_map, [prepared.view for prepared in taken])
         new = [p for p in taken if not p.blind]
         frames = self._run_window(new, closed=closed) if new else iter(())
@@ -240,6 +241,11 @@ class WindowSteps(MapListener):
             )
             if frame.keyframe and submap != NO_SUBMAP:
                 self.scene_map.loops.add_keyframe(frame.id, descriptor)
+            tracked = self.refinement.view(frame.id)
+            if tracked is not None and submap != NO_SUBMAP and self.scene_map.adjusts:
+                self.scene_map.adjustment.add(
+                    tracked, frame.stamp_ns, submap, keyframe=frame.keyframe
+                )
         self.counters["processed"] += 1
         self.pose_search.add(frame.stamp_ns, known=self.scene_map.submaps.pose_known)
         frame = self.scene_map.corrected(frame)
@@ -367,6 +373,7 @@ class WindowSteps(MapListener):
         self.scene_map.loops.candidates.wait()
         self.builder.resize(cut, new)
         self.refinement.refiner.forget_calibration()
+        self.scene_map.adjustment.forget_features()
         self.counters["size_changes"] += 1
         return True
 
@@ -376,6 +383,7 @@ class WindowSteps(MapListener):
         for prepared in late:
             self.odometry.rectify_again(prepared)
         self.refinement.refiner.restart()
+        self.scene_map.adjustment.forget_features()
         self.scene_map.scale.doubt()
         self.counters["late_calibrations"] += len(late)
 
@@ -385,6 +393,7 @@ class WindowSteps(MapListener):
         self.counters["poses_held"] += 1
         self.builder.forget_format()
         self.refinement.refiner.forget_calibration()
+        self.scene_map.adjustment.forget_features()
         self.start_chain(self.odometry.newest)
 
 

@@ -306,7 +306,8 @@ class _Terms:
     g: Array  # [D]
     Hp: Array  # [N, 3, 3]
     gp: Array  # [N, 3]
-    W: Array  # [D, N, 3]
+    W: Array  # [M, 7, 3] by view and point, of the observations of free views
+    Wf: Array  # [G, N, 3] by focal length and point
     distance: Array  # [O]
     depth_residual: Array  # [O]
 
@@ -329,8 +330,27 @@ class _Solver:
         rows = row[self.by_view]
         self.view_starts = np.flatnonzero(np.diff(rows, prepend=-1))
         self.view_rows = rows[self.view_starts]
+        self.order = order  # of ``mine``, by view
         self.groups = 0 if bundle.focal is None else int(bundle.focal.max(initial=-1)) + 1
         self.size = SIZE * len(self.free) + self.groups
+        self._pair_observations(o.point[self.mine], row[self.mine])
+
+    def _pair_observations(self, point: Array, slot: Array) -> None:
+        """Sets the pairs of ``mine`` that see one point, by the pair of their views: the blocks
+        of the reduced matrix, below its diagonal."""
+        begin = np.searchsorted(point, point)  # sorted: the first observation of each one's point
+        count = np.arange(len(point)) - begin + 1
+        first = np.repeat(np.arange(len(point)), count)
+        second = np.arange(len(first)) - np.repeat(np.cumsum(count) - count - begin, count)
+        high, low = np.maximum(slot[first], slot[second]), np.minimum(slot[first], slot[second])
+        swapped = slot[first] < slot[second]
+        first, second = np.where(swapped, second, first), np.where(swapped, first, second)
+        key = high * max(1, len(self.free)) + low
+        by_block = np.argsort(key, kind="stable")
+        self.pairs = first[by_block], second[by_block]
+        self.block_starts = np.flatnonzero(np.diff(key[by_block], prepend=-1))
+        at = by_block[self.block_starts]
+        self.blocks = high[at], low[at]
 
     # Residuals -----------------------------------------------------------------------------------
 
@@ -383,8 +403,7 @@ class _Solver:
     def _normal_equations(
         self, state: _State, row: _Rows, cost: float, distance: Array, depth_residual: Array
     ) -> _Terms:
-        o, count = self.b.observations, len(self.b.points)
-        N = len(self.free)
+        N, count = len(self.free), len(self.b.points)
         Hp, gp = np.zeros((count, 3, 3)), np.zeros((count, 3))
         Hp[self.seen] = np.add.reduceat(row.JX.transpose(0, 2, 1) @ row.JX, self.starts)
         gp[self.seen] = np.add.reduceat(np.einsum("oij,oi->oj", row.JX, row.r), self.starts)
@@ -394,28 +413,27 @@ class _Solver:
         Jv[:, :, POSITION] = -row.JX[at]
         Jv[:, 2, SCALE] = -row.depth_root[at]
         Hv, gv = np.zeros((N, SIZE, SIZE)), np.zeros((N, SIZE))
-        W = np.zeros((count, self.size, 3))
+        W, Wf = np.zeros((len(at), SIZE, 3)), np.zeros((self.groups, count, 3))
         if len(at):
             JvT = Jv.transpose(0, 2, 1)
             Hv[self.view_rows] = np.add.reduceat(JvT @ Jv, self.view_starts)
             gv[self.view_rows] = np.add.reduceat(
                 (JvT @ row.r[at, :, None])[..., 0], self.view_starts
             )
-            columns = self.slot[o.view[at]][:, None] * SIZE + np.arange(SIZE)
-            W[o.point[at][:, None], columns] = JvT @ row.JX[at]
+            W[self.order] = JvT @ row.JX[at]
         H, g = np.zeros((self.size, self.size)), np.zeros(self.size)
         for i in range(N):
             part = slice(SIZE * i, SIZE * (i + 1))
             H[part, part] = Hv[i]
         g[: SIZE * N] = gv.ravel()
         if self.groups:
-            self._add_focal(state, row, Jv, H, g, W)
+            self._add_focal(state, row, Jv, H, g, Wf)
         cost += self._add_scale_priors(state, H, g)
         cost += self._add_pose_priors(state, H, g)
-        return _Terms(cost, H, g, Hp, gp, W, distance, depth_residual)
+        return _Terms(cost, H, g, Hp, gp, W, Wf, distance, depth_residual)
 
     def _add_focal(
-        self, state: _State, row: _Rows, Jv: Array, H: Array, g: Array, W: Array
+        self, state: _State, row: _Rows, Jv: Array, H: Array, g: Array, Wf: Array
     ) -> None:
         """Adds the unknown focal lengths to the equations, in position."""
         b, o = self.b, self.b.observations
@@ -429,7 +447,7 @@ class _Solver:
             H[at_row, at_row] += (J**2).sum() + 1 / b.focal_sigma**2
             g[at_row] += (J * row.r).sum() + state.f[k] / b.focal_sigma**2
             by_point = np.einsum("oij,oi->oj", row.JX, J)
-            W[self.seen, at_row] = np.add.reduceat(by_point, self.starts)
+            Wf[k, self.seen] = np.add.reduceat(by_point, self.starts)
             if len(at):
                 cross = np.einsum("oij,oi->oj", Jv, J[at])
                 sums = np.add.reduceat(cross, self.view_starts).ravel()
@@ -474,31 +492,60 @@ class _Solver:
 
     # Steps ---------------------------------------------------------------------------------------
 
-    def reduced(self, terms: _Terms, damping: float) -> tuple[Array, Array, Array, Array]:
-        """Returns the reduced matrix [D, D] and gradient [D], inverse point blocks, and W times
-        them."""
+    def reduced(self, terms: _Terms, damping: float) -> tuple[Array, Array, Array]:
+        """Returns the reduced matrix [D, D] and gradient [D], and the inverse point blocks."""
         Hp = terms.Hp.copy()
         diagonal = np.einsum("nii->ni", Hp)
         # A point without parallax and depth has no distance, and its block no inverse.
         diagonal += damping * diagonal + LEAST * diagonal.sum(axis=1, keepdims=True) + 1e-12
         inverse = np.linalg.inv(Hp)
-        Y = terms.W @ inverse  # [N, D, 3]
-        flatY = Y.transpose(1, 0, 2).reshape(self.size, -1)
-        flatW = terms.W.transpose(1, 0, 2).reshape(self.size, -1)
-        H = terms.H.copy()
+        H, g = terms.H.copy(), terms.g.copy()
         H[np.diag_indices(self.size)] *= 1 + damping
-        return H - flatY @ flatW.T, terms.g - flatY @ terms.gp.ravel(), inverse, flatW
+        if len(self.mine):
+            self._eliminate(terms, inverse, H, g)
+        return H, g, inverse
+
+    def _eliminate(self, terms: _Terms, inverse: Array, H: Array, g: Array) -> None:
+        """Subtracts what points contribute to matrix and gradient, in position."""
+        point, N = self.b.observations.point[self.mine], SIZE * len(self.free)
+        Y = terms.W @ inverse[point]
+        first, second = self.pairs
+        sums = np.add.reduceat(Y[first] @ terms.W[second].transpose(0, 2, 1), self.block_starts)
+        high, low = self.blocks
+        views = H[:N, :N].reshape(len(self.free), SIZE, len(self.free), SIZE)
+        views[high, :, low] -= sums
+        other = high != low
+        views[low[other], :, high[other]] -= sums[other].transpose(0, 2, 1)
+        by_point = (Y @ terms.gp[point, :, None])[..., 0]
+        g[:N].reshape(-1, SIZE)[self.view_rows] -= np.add.reduceat(
+            by_point[self.order], self.view_starts
+        )
+        for k, Wf in enumerate(terms.Wf):
+            Yf = np.einsum("ni,nij->nj", Wf, inverse)
+            g[N + k] -= float((Yf * terms.gp).sum())
+            H[N + k, N:] -= np.einsum("nj,gnj->g", Yf, terms.Wf)
+            cross = np.einsum("mij,mj->mi", Y, Wf[point])[self.order]
+            sums = np.zeros((len(self.free), SIZE))
+            sums[self.view_rows] = np.add.reduceat(cross, self.view_starts)
+            H[N + k, :N] -= sums.ravel()
+            H[:N, N + k] -= sums.ravel()
 
     def step(self, terms: _Terms, damping: float) -> tuple[Array, Array, Array] | None:
         """Returns steps of views [F, 7], points [N, 3] and focal lengths [G]; None: singular."""
         try:
-            S, g, inverse, flatW = self.reduced(terms, damping)
+            S, g, inverse = self.reduced(terms, damping)
             dv = cho_solve(cho_factor(S), -g)
         except (np.linalg.LinAlgError, ValueError):
             return None
-        back = terms.gp + (dv @ flatW).reshape(-1, 3)
-        dX = -np.einsum("nij,nj->ni", inverse, back)
         N = SIZE * len(self.free)
+        back = terms.gp + np.einsum("g,gnj->nj", dv[N:], terms.Wf)
+        if len(self.mine):
+            point = self.b.observations.point[self.mine]
+            own = dv[:N].reshape(-1, SIZE)[self.slot[self.b.observations.view[self.mine]]]
+            begins = np.flatnonzero(np.diff(point, prepend=-1))
+            sums = np.add.reduceat((own[:, None] @ terms.W)[:, 0], begins)
+            back[point[begins]] += sums
+        dX = -np.einsum("nij,nj->ni", inverse, back)
         return dv[:N].reshape(-1, SIZE), dX, dv[N:]
 
     def result(self, state: _State, terms: _Terms, steps: int) -> Adjusted:

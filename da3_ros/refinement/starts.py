@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import cv2
 import numpy as np
@@ -309,8 +310,22 @@ def depth_along(first: Array, second: Array, centre: Array) -> tuple[Array, Arra
     return (d * c - b * e) / across, np.sqrt(across / (a * c))
 
 
+class Posed(Protocol):
+    """A view with a pose."""
+
+    @property
+    def K(self) -> Array:
+        """[3, 3] corner rule, pixels of the positions."""
+        ...
+
+    @property
+    def T_local_camera(self) -> Array:
+        """[4, 4]."""
+        ...
+
+
 def epipolar_distance(
-    known: TrackedView, there: Array, T_local_camera: Array, K: Array, here: Array
+    known: Posed, there: Array, T_local_camera: Array, K: Array, here: Array
 ) -> Array:
     """Returns the Sampson distances [P], pixels, of matched positions [P, 2] in a known view and
     in one with the pose ``T_local_camera``."""

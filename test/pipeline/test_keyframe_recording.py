@@ -1,7 +1,6 @@
 """What the map gets is what is stored: units, places that move, what is not seen."""
 
 import dataclasses
-import types
 from collections import Counter
 
 import numpy as np
@@ -13,6 +12,7 @@ from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.keyframe import NO_TRACKS
 from da3_ros.keyframe_store.recorder import KeyframeRecorder
 from da3_ros.keyframe_store.store import MapState, StoredScene
+from da3_ros.mapping.frames import PoseInSubmap
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.mapping.submaps import relative_pose
 from da3_ros.pipeline.keyframe_recording import KeyframeData, KeyframeRecording
@@ -89,7 +89,7 @@ def test_frames_that_are_no_keyframes_have_poses_only(recording):
     submap = Submap(0, 0, Similarity(1.0, np.eye(3), np.zeros(3)))
     f = dataclasses.replace(frame(5, pose(4.0)), keyframe=False)
     stored.add(f, None, submap, f.T_local_camera, 1.0, MapState())
-    stored.correct([types.SimpleNamespace(view=f, T_submap_camera=pose(9.0))])
+    stored.correct([PoseInSubmap(f.stamp_ns, f.camera, 0, pose(9.0))])
     assert stored.finish(MapState(), 10)
     with StoredScene.open(folder) as scene:
         assert not scene.images

@@ -95,8 +95,8 @@ class Refinements(MapListener):
         self.poses = {}
         table.listeners.append(self)
 
-    def on_refinement(self, rows):
-        self.poses |= {r.view.stamp_ns: (r.submap, r.T_submap_camera[:3]) for r in rows}
+    def on_refinement(self, frames):
+        self.poses |= {f.stamp_ns: (f.submap, f.T_submap_camera[:3]) for f in frames}
 
 
 @functools.cache

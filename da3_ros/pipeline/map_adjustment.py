@@ -1,0 +1,396 @@
+"""Adjusts the map's newest keyframes together, between windows: at once, or in a thread.
+
+What is found becomes a correction of the map, as a loop does: each submap moves as its keyframes
+do on average.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.spatial.transform import Rotation
+
+from da3_ros.geometry.similarity import IDENTITY, Similarity, orthonormal
+from da3_ros.mapping.frames import PoseInSubmap
+from da3_ros.mapping.graph_solution import Correction, Moves, Node
+from da3_ros.mapping.map_table import MapListener, MapTable
+from da3_ros.mapping.pose_graph import Edge
+from da3_ros.mapping.submaps import relative_pose
+from da3_ros.refinement.bundle import NETWORK, PosePriors
+from da3_ros.refinement.features import Features
+from da3_ros.refinement.map_bundle import AdjustedMap, MapMatches, MapView, adjusted_map
+from da3_ros.refinement.tracked_view import MeasuredPose, TrackedView
+from da3_ros.types import Array
+
+log = logging.getLogger(__name__)
+
+MOST = 160  # newest keyframes that are adjusted after a loop, and at the end
+EVERY, NEWEST = 8, 48  # new keyframes from one adjustment to the next, and those that it has
+FEWEST = 6  # keyframes that show by how much lengths of a submap change
+LEAST_SPREAD = 0.05  # of their positions over depth
+MAX_SCALE = 3.0  # factor on lengths of a submap; more is a fault
+REPORTED = 10  # failures that are logged; all are counted
+
+
+@dataclass(frozen=True, eq=False)
+class _MapKeyframe:
+    """A keyframe, whose pose is in the map's path."""
+
+    id: int
+    camera: str
+    stamp_ns: int
+    features: Features
+    K: Array  # [3, 3] corner rule, pixels of ``Features.shape``
+    depth: float  # typical, in the unit of its submap
+    own_K: bool  # whether its camera has no calibration
+    measured: MeasuredPose
+
+
+@dataclass(frozen=True, eq=False)
+class Adjustment:
+    """What keyframes say of the map."""
+
+    correction: Correction  # moves submaps as their keyframes move on average
+    frames: list[PoseInSubmap]  # after that, poses of frames in their submaps
+
+
+@dataclass(frozen=True, eq=False)
+class _AdjustmentJob:
+    """Keyframes as they are now, in the frame of odometry."""
+
+    views: list[MapView]
+    matches: MapMatches  # of theirs; more are added
+    stamps_ns: Array  # [V]
+    submaps: Array  # [V] of the views
+    T_local_submap: dict[int, Similarity]  # of all submaps from the oldest of the views on
+    movable: frozenset[int]  # those that the views' component has
+    T_map_local: Similarity
+    corrections: int  # number before
+    held: list[int]  # ids of views that stay
+    loops: PosePriors
+    rigid: bool  # whether submaps keep their size
+
+
+class MapAdjustment(MapListener):
+    """Owns the features of the newest keyframes. Not thread-safe."""
+
+    def __init__(self, table: MapTable, counters: Counter[str]) -> None:
+        self._table, self._counters = table, counters
+        self.waits = True  # for each job, so that a recording always gives the same map
+        self._thread: ThreadPoolExecutor | None = None
+        table.listeners.append(self)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets all keyframes."""
+        self._first = -1  # first submap of them all; -1: none yet
+        self.forget_features()
+
+    def forget_features(self) -> None:
+        """Forgets all keyframes, where they are in the map: later images differ by more than a
+        camera's motion."""
+        self._keyframes: list[_MapKeyframe] = []
+        self._newest: dict[str, _MapKeyframe] = {}  # view of each camera
+        self._all = False  # whether the next adjustment is of all keyframes
+        self._matches = MapMatches()
+        self._new = 0  # keyframes since the last adjustment
+        self._fresh = False  # whether there was a frame since then
+        self._running: tuple[_AdjustmentJob, Future[AdjustedMap | None]] | None = None
+
+    def on_clear(self) -> None:
+        """The map begins anew."""
+        self.clear()
+
+    def on_correction(self, correction: Correction, _before: Mapping[int, Similarity]) -> None:
+        """Adjusts all soon after a loop: keyframes that it brought together see the same."""
+        self._all |= bool(correction.loops)
+
+    def add(self, view: TrackedView, stamp_ns: int, submap: int, *, keyframe: bool) -> None:
+        """Adds a view that is in the map: a keyframe, or one that counts until its camera has
+        another one."""
+        known = view.log_depth[np.isfinite(view.log_depth)]
+        if not len(known):
+            return
+        unit = self._table.T_local_submap(submap).scale
+        depth = float(np.exp(np.median(known) + view.log_scale)) / unit
+        if self._first < 0:
+            self._first = submap
+        one = _MapKeyframe(
+            view.id, view.camera, stamp_ns, view.features, view.K, depth, view.own_K,
+            view.measured,
+        )  # fmt: skip
+        self._fresh = True
+        if keyframe:
+            self._new += 1
+            self._keyframes += [k for k in self._newest.values() if self._is_beside(k, one)]
+        elif self._keyframes and _are_one_frameset(self._keyframes[-1], one):
+            keyframe = True
+        if self._table.path.pose_of(stamp_ns, view.camera, submap) is not None:
+            self._newest[view.camera] = one  # else its camera stands
+        if keyframe:
+            self._keyframes.append(one)
+            del self._keyframes[:-MOST]
+
+    def _is_beside(self, other: _MapKeyframe, keyframe: _MapKeyframe) -> bool:
+        """Whether another camera took a view with a keyframe that is none: a rig's keyframes
+        have all views, so that its shape holds them together."""
+        known = {k.id for k in self._keyframes[-len(self._newest) :]}
+        return _are_one_frameset(other, keyframe) and other.id not in known
+
+    def end_window(
+        self, loops: Sequence[Edge], *, rigid: bool, ends: bool = False
+    ) -> Adjustment | None:
+        """Goes on after a window; returns the correction that was found.
+
+        loops: edges of the graph of submaps. rigid: whether submaps keep their size. ends: no
+        keyframe follows.
+        """
+        found = self._collect(wait=ends)
+        if found is not None or self._running is not None:
+            return found
+        if self._new >= EVERY or self._all or (ends and self._fresh):
+            job = self._job(loops, rigid=rigid, most=MOST if self._all or ends else NEWEST)
+            self._new, self._fresh, self._all = 0, False, False
+            if job is not None:
+                self._start(job)
+        return self._collect(wait=ends)
+
+    def _job(self, loops: Sequence[Edge], *, rigid: bool, most: int) -> _AdjustmentJob | None:
+        table = self._table
+        every = {k.id: k for k in (*self._keyframes, *self._newest.values())}
+        self._matches.keep(every)
+        keyframes = [every[id] for id in sorted(every)[-most:]]
+        rows = table.path.rows_of([(k.stamp_ns, k.camera) for k in keyframes])
+        placed = [(k, row) for k, row in zip(keyframes, rows, strict=True)
+                  if row is not None and row[0] in table.submaps]  # fmt: skip
+        if len(placed) < 3:
+            return None
+        newest = table.submaps[max(table.submaps)]
+        movable = {s.id for s in table.submaps.values() if s.component == newest.component}
+        if min(movable) < self._first:
+            return None  # joined to a loaded scene, which stays as it is
+        placed = [p for p in placed if p[1][0] in movable]
+        views, submaps, stamps = [], [], []
+        for k, (submap, T) in placed:
+            S = table.T_local_submap(submap)
+            views.append(MapView(
+                k.id, k.camera, k.features, self._newest[k.camera].K if k.own_K else k.K,
+                S.pose(T), S.scale * k.depth, k.own_K, k.measured,
+            ))  # fmt: skip
+            submaps.append(submap)
+            stamps.append(k.stamp_ns)
+        if len(views) < 3:
+            return None
+        oldest = min(submaps)
+        held = [v.id for v, s in zip(views, submaps, strict=True) if s == oldest]
+        dropped = min(movable) < oldest
+        at = {id: table.T_local_submap(id) for id in sorted(table.submaps) if id >= oldest}
+        return _AdjustmentJob(
+            views, self._matches, np.array(stamps), np.array(submaps), at, frozenset(movable),
+            table.T_map_local, table.corrections, held if dropped else [],
+            _loop_priors(views, submaps, loops, at), rigid,
+        )  # fmt: skip
+
+    def _start(self, job: _AdjustmentJob) -> None:
+        if self.waits:
+            done = Future[AdjustedMap | None]()
+            done.set_result(self._run(job))
+            self._running = job, done
+            return
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "da3-map")
+        self._running = job, self._thread.submit(self._run, job)
+
+    def _run(self, job: _AdjustmentJob) -> AdjustedMap | None:
+        try:
+            job.matches.extend(job.views)
+            return adjusted_map(job.views, job.matches, job.loops, job.held)
+        except Exception as error:  # the map stays as it is
+            self._counters["map_adjustments_failed"] += 1
+            if self._counters["map_adjustments_failed"] <= REPORTED:
+                log.error(
+                    "the map is not adjusted: %s: %s", type(error).__name__, error, exc_info=error
+                )
+            return None
+
+    def _collect(self, *, wait: bool = False) -> Adjustment | None:
+        wait |= self.waits
+        if self._running is None or not (wait or self._running[1].done()):
+            return None
+        (job, future), self._running = self._running, None
+        done = future.result()
+        if done is None:
+            self._counters["map_adjustments_refused"] += 1
+            return None
+        table = self._table
+        if job.corrections != table.corrections or not job.T_map_local.is_same(table.T_map_local):
+            self._all = True  # again: the map has changed in the meantime
+            return None
+        frames = table.path.frames_since(int(job.stamps_ns.min()))
+        found = adjustment_of(job, done, frames)
+        self._counters["map_adjustments" if found else "map_adjustments_refused"] += 1
+        return found
+
+
+def _are_one_frameset(a: _MapKeyframe, b: _MapKeyframe) -> bool:
+    return a.camera != b.camera and a.measured.frameset == b.measured.frameset >= 0
+
+
+def _loop_priors(
+    views: Sequence[MapView],
+    submaps: Sequence[int],
+    loops: Sequence[Edge],
+    T_local_submap: Mapping[int, Similarity],
+) -> PosePriors:
+    """Returns what loops have measured, as relative poses of one view of each node."""
+    out = [PosePriors.none()]
+    for e in loops:
+        if not e.loop or e.first not in T_local_submap or e.second not in T_local_submap:
+            continue
+        ends = [next((v for v, s in zip(views, submaps, strict=True) if s == end), None)
+                for end in (e.first, e.second)]  # fmt: skip
+        a, b = ends
+        if a is None or b is None:
+            continue
+        A, B = T_local_submap[e.first], T_local_submap[e.second]
+        drift = A @ e.measured @ B.inverse()
+        T = np.linalg.inv(a.T_local_camera) @ drift.pose(b.T_local_camera)
+        arm = float(np.linalg.norm(b.T_local_camera[:3, 3] - B.t))
+        position = math.hypot(e.sigma[2] * A.scale, arm * e.sigma[1], arm * e.sigma[0])
+        one = np.ones(1)
+        out.append(PosePriors.isotropic(
+            np.array([a.id]), np.array([b.id]), T[None], e.sigma[1] * one, position * one, NETWORK
+        ))  # fmt: skip
+    return PosePriors.joined(out)
+
+
+def adjustment_of(
+    job: _AdjustmentJob, done: AdjustedMap, frames: Sequence[PoseInSubmap]
+) -> Adjustment | None:
+    """Returns what moves the map as its keyframes have moved; None if that is not credible.
+
+    The newest keyframe stays in the frame of odometry, and the first one in the map. frames:
+    of the map's path, from the first keyframe on.
+    """
+    used = np.array([v.id in done.poses for v in job.views])
+    views = [v for v in job.views if v.id in done.poses]
+    submaps, stamps = job.submaps[used], job.stamps_ns[used]
+    before = np.array([v.T_local_camera for v in views])
+    after = np.array([done.poses[v.id] for v in views])
+    depth = np.array([v.depth for v in views])
+    mine = [id for id in job.T_local_submap if id in job.movable]
+    moves: dict[int, Similarity] = {}
+    for id in mine:
+        if (submaps == id).any():
+            scale = moves[max(moves)].scale if moves else 1.0
+            move = _move(before, after, depth, submaps == id, scale, rigid=job.rigid)
+            if not 1 / MAX_SCALE < move.scale < MAX_SCALE:
+                return None
+            moves[id] = move
+    last = moves[min(moves)]
+    for id in mine:
+        last = moves.setdefault(id, last)
+    # The newest keyframe stays, so that odometry goes on from where it is.
+    newest = max(job.T_local_submap)
+    by_newest = _move(before[-1:], after[-1:], depth[-1:], np.ones(1, bool), moves[newest].scale)
+    to_local = by_newest.inverse()
+    T_map_local = _with_first_kept(
+        job.T_map_local, before[0], to_local.pose(after[0]), by_newest.scale
+    )
+    stays = T_map_local.inverse() @ job.T_map_local
+    others = {
+        id: to_local @ moves[id] if id in moves else stays
+        for id in job.T_local_submap if id != newest
+    }  # fmt: skip
+    correction = Correction(
+        Moves(tuple(Node(id, id) for id in others), tuple(others.values())), T_map_local,
+        job.T_map_local, adjusted=True,
+    )  # fmt: skip
+    scales = np.array([moves[id].scale for id in submaps.tolist()]) / by_newest.scale
+    moved = _Motion(
+        stamps, [v.camera for v in views], before,
+        np.array([to_local.pose(T) for T in after]), scales,
+    )  # fmt: skip
+    there = {id: others.get(id, IDENTITY) @ S for id, S in job.T_local_submap.items()}
+    out = []
+    for frame in frames:
+        if frame.submap in moves:
+            T = moved.pose(frame, job.T_local_submap[frame.submap].pose(frame.T_submap_camera))
+            T = relative_pose(there[frame.submap], T)
+            out.append(replace(frame, T_submap_camera=T))
+    return Adjustment(correction, out)
+
+
+def _with_first_kept(T: Similarity, before: Array, after: Array, scale: float) -> Similarity:
+    """Returns the frame of odometry in the map, ``T`` until now, if a keyframe moves in it from a
+    pose [4, 4] to another one and keeps its pose in the map.
+
+    scale: factor on the lengths of odometry in the map.
+    """
+    R = orthonormal(T.R @ before[:3, :3] @ after[:3, :3].T)
+    size = T.scale * scale
+    return Similarity(size, R, T.points(before[:3, 3]) - size * R @ after[:3, 3])
+
+
+@dataclass(frozen=True, eq=False)
+class _Motion:
+    """How keyframes move in the frame of odometry."""
+
+    stamps_ns: Array  # [V] ascending
+    cameras: list[str]
+    before: Array  # [V, 4, 4]
+    after: Array  # [V, 4, 4]
+    scale: Array  # [V] factor on lengths
+
+    def pose(self, frame: PoseInSubmap, T: Array) -> Array:
+        """Returns where a frame at ``T`` [4, 4] is after that: between its neighbours in time as
+        it was before."""
+        k = int(np.searchsorted(self.stamps_ns, frame.stamp_ns))
+        same = self.stamps_ns[k : k + len(set(self.cameras))] == frame.stamp_ns
+        for at in k + np.flatnonzero(same):
+            if self.cameras[at] == frame.camera:
+                return np.asarray(self.after[at])
+        i, j = max(k - 1, 0), min(k, len(self.stamps_ns) - 1)
+        a, b = self._with(i, T), self._with(j, T)
+        span = int(self.stamps_ns[j] - self.stamps_ns[i])
+        share = (frame.stamp_ns - int(self.stamps_ns[i])) / span if span else 0.0
+        out = np.eye(4)
+        turn = Rotation.from_matrix(a[:3, :3].T @ b[:3, :3]).as_rotvec()
+        out[:3, :3] = a[:3, :3] @ Rotation.from_rotvec(share * turn).as_matrix()
+        out[:3, 3] = (1 - share) * a[:3, 3] + share * b[:3, 3]
+        return out
+
+    def _with(self, k: int, T: Array) -> Array:
+        """Returns a pose that moves with a keyframe."""
+        R = self.after[k, :3, :3] @ self.before[k, :3, :3].T
+        out = np.eye(4)
+        out[:3, :3] = R @ T[:3, :3]
+        out[:3, 3] = self.after[k, :3, 3] + self.scale[k] * R @ (T[:3, 3] - self.before[k, :3, 3])
+        return out
+
+
+def _move(
+    before: Array, after: Array, depth: Array, own: Array, scale: float, *, rigid: bool = True
+) -> Similarity:
+    """Returns how views ``own`` [V] have moved, from poses [V, 4, 4] to others.
+
+    scale: of lengths, where positions show none, or if ``rigid``.
+    """
+    U, _, Vt = np.linalg.svd(np.einsum("vij,vkj->ik", after[own, :3, :3], before[own, :3, :3]))
+    R = orthonormal(U @ Vt)
+    if not rigid:
+        index = np.arange(len(own))
+        middle = float(index[own].mean())
+        near = np.argsort(np.abs(index - middle), kind="stable")[: max(FEWEST, int(own.sum()))]
+        a, b = (T[near, :3, 3] - T[near, :3, 3].mean(0) for T in (before, after))
+        power = float((a**2).sum())
+        if np.sqrt(power / len(near)) > LEAST_SPREAD * float(np.median(depth[near])):
+            scale = float((b * (a @ R.T)).sum()) / power
+    c0, c = before[own, :3, 3].mean(0), after[own, :3, 3].mean(0)
+    return Similarity(scale, R, c - scale * R @ c0)

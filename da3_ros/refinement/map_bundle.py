@@ -1,0 +1,372 @@
+"""Adjusts all keyframes of a map together: bundle adjustment with tracks between keyframes that
+see the same surface, also if the camera was elsewhere in between.
+
+Works on features and poses; no network, no images. Poses and lengths are those of ``local``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from da3_ros.refinement.bundle import (
+    NETWORK,
+    Bundle,
+    Observations,
+    PosePriors,
+    adjust,
+)
+from da3_ros.refinement.features import Features
+from da3_ros.refinement.starts import epipolar_distance
+from da3_ros.refinement.tracked_view import NOTHING_MEASURED, MeasuredPose, match
+from da3_ros.types import Array
+
+BEFORE = 10  # keyframes of its camera before a keyframe that it is compared with
+AROUND = 4  # others near it, at most
+NEAR_DEG, NEAR = 35.0, 1.0  # angle of optical axes, and distance over depth, of near keyframes
+FEWEST, FEWEST_AROUND = 20, 30  # matches of a pair that count; the latter of one only near
+EPIPOLAR_PX, TRIALS = 1.0, 200  # tolerance of matches without poses, and trials
+# The same with the present poses, and the share of matches with which these are not doubted.
+POSED_PX, POSED_SHARE = 3.0, 0.6
+TURN_DEG = 15.0  # largest difference of a pair's rotation by matches from that of its poses
+LEAST_VIEWS = 3  # of a track
+TRACKS = 250  # of a keyframe, the longest ones
+HELD_OUT = 10  # one track of so many only judges the result
+TOLERANCES_PX = (16.0, 4.0, 2.0)  # of observations of a point, that narrow
+# Reprojection errors that count, from round to round: standard deviations, and pixels at least.
+LIMITS = ((20.0, 20.0), (10.0, 8.0), (6.0, 3.0), (5.0, 1.5))
+MIN_PX, MAX_PX = 0.1, 1.0  # limits of the standard deviation of a position
+RAYLEIGH = 1.1774  # median over the standard deviation of an axis, of distances in a plane
+STEPS = 8  # of a round
+CONNECTED = 12  # observations of a keyframe whose pose counts
+# Standard deviations of poses from keyframe to keyframe, which hold what tracks do not.
+LOOSE_ROTATION, LOOSE_POSITION = 0.005, 0.02  # rad; position over distance
+LOOSE_DEPTH = 0.003  # the same over depth, at least
+RIG_ROTATION, RIG_DEPTH = 0.002, 0.005  # of views of one frameset: rad; position over depth
+RIGHT = 0.8  # share of the observations that are right, of tracks that only judge
+# Factor on their error, and pixels more, from which on an adjustment is refused.
+WORSE, WORSE_PX = 1.05, 0.02
+FOCAL_SIGMA = 0.1  # of the logarithm of a guessed focal length
+
+
+@dataclass(frozen=True, eq=False)
+class MapView:
+    """A keyframe of the map."""
+
+    id: int
+    camera: str
+    features: Features
+    K: Array  # [3, 3] corner rule, pixels of ``Features.shape``
+    T_local_camera: Array  # [4, 4]
+    depth: float  # typical
+    guessed_K: bool = False  # whether its camera's focal length is a guess
+    measured: MeasuredPose = NOTHING_MEASURED  # of its rig and frameset
+
+    def rays(self, index: Array) -> Array:
+        """Returns the rays [P, 3] of features, z = 1, camera axes."""
+        pixel = self.features.pixel[index]
+        return np.column_stack((pixel, np.ones(len(pixel)))) @ np.linalg.inv(self.K).T
+
+
+@dataclass(frozen=True, eq=False)
+class AdjustedMap:
+    """The keyframes that were adjusted."""
+
+    poses: dict[int, Array]  # [4, 4] in local, by id
+    tracks: int
+    error_px: float  # typical one of tracks that only judge, after
+    error_before_px: float
+
+
+class MapMatches:
+    """The matches of pairs of keyframes that agree with one epipolar geometry. Each pair is
+    compared once."""
+
+    def __init__(self) -> None:
+        self._pairs: dict[tuple[int, int], NDArray[np.int32]] = {}  # by ids, the older one first
+
+    def keep(self, ids: Iterable[int]) -> None:
+        """Forgets the pairs of other keyframes."""
+        kept = set(ids)
+        self._pairs = {p: m for p, m in self._pairs.items() if kept.issuperset(p)}
+
+    def extend(self, views: Sequence[MapView]) -> None:
+        """Compares the pairs of keyframes that may see the same and were not compared."""
+        for i, j in pairs_to_compare(views):
+            key = views[i].id, views[j].id
+            if key not in self._pairs:
+                self._pairs[key] = verified_matches(views[i], views[j])
+        for view in views:
+            view.features.release()
+
+    def of(self, views: Sequence[MapView]) -> list[tuple[int, int, NDArray[np.int32]]]:
+        """Returns the matches [P, 2] of all pairs of views, by indices; the nearest in time
+        first."""
+        at = {v.id: k for k, v in enumerate(views)}
+        found = []
+        for (a, b), m in self._pairs.items():
+            if a in at and b in at:
+                i, j = at[a], at[b]
+                if len(m) >= (FEWEST if j - i <= BEFORE else FEWEST_AROUND):
+                    found.append((i, j, m))
+        return sorted(found, key=lambda f: (f[1] - f[0], f[0]))
+
+
+def pairs_to_compare(views: Sequence[MapView]) -> list[tuple[int, int]]:
+    """Returns the indices of pairs of views, the older one first, that may see the same: those
+    that follow each other, and those nearby."""
+    cameras: dict[str, list[int]] = {}
+    pairs: set[tuple[int, int]] = set()
+    for k, view in enumerate(views):
+        own = cameras.setdefault(view.camera, [])
+        pairs.update((i, k) for i in own[-BEFORE:])
+        own.append(k)
+    T = np.array([v.T_local_camera for v in views]).reshape(-1, 4, 4)
+    depth = np.array([v.depth for v in views])
+    cosine = np.cos(np.radians(NEAR_DEG))
+    for k in range(1, len(views)):
+        ahead = T[:k, :3, 2] @ T[k, :3, 2]
+        far = np.linalg.norm(T[:k, :3, 3] - T[k, :3, 3], axis=1) / np.minimum(depth[:k], depth[k])
+        near = [i for i in np.flatnonzero((ahead > cosine) & (far < NEAR)).tolist()
+                if (i, k) not in pairs]  # fmt: skip
+        pairs.update((i, k) for i in sorted(near, key=lambda i: (far[i], i))[:AROUND])
+    return sorted(pairs)
+
+
+NO_MATCHES = np.zeros((0, 2), np.int32)
+
+
+def verified_matches(a: MapView, b: MapView) -> NDArray[np.int32]:
+    """Returns the matches [P, 2] of two views, as indices of features, that agree with one
+    epipolar geometry whose rotation is about that of their poses; none if too few agree."""
+    pairs = match(a.features, b.features)
+    if len(pairs) < FEWEST:
+        return NO_MATCHES
+    here, there = b.features.pixel[pairs[:, 1]], a.features.pixel[pairs[:, 0]]
+    agree = epipolar_distance(a, there, b.T_local_camera, b.K, here) < POSED_PX
+    if agree.sum() >= max(FEWEST, POSED_SHARE * len(pairs)):
+        return np.asarray(pairs[agree], np.int32)
+    first, second = a.rays(pairs[:, 0]), b.rays(pairs[:, 1])
+    focal = (a.K[0, 0] + b.K[0, 0]) / 2
+    try:
+        E, mask = cv2.findEssentialMat(
+            first[:, :2], second[:, :2], np.eye(3), method=cv2.USAC_MAGSAC, prob=0.999,
+            threshold=EPIPOLAR_PX / focal, maxIters=TRIALS,
+        )  # fmt: skip
+    except cv2.error:
+        return NO_MATCHES
+    if E is None or E.shape != (3, 3) or int(mask.sum()) < FEWEST:
+        return NO_MATCHES
+    R1, R2, _ = cv2.decomposeEssentialMat(E)
+    R = b.T_local_camera[:3, :3].T @ a.T_local_camera[:3, :3]
+    turn = [np.degrees(np.arccos(np.clip((np.trace(R.T @ Q) - 1) / 2, -1, 1))) for Q in (R1, R2)]
+    if min(turn) > TURN_DEG:
+        return NO_MATCHES
+    return np.asarray(pairs[mask.ravel() > 0], np.int32)
+
+
+def joined_tracks(
+    views: Sequence[MapView], matches: Sequence[tuple[int, int, NDArray[np.int32]]]
+) -> list[list[tuple[int, int]]]:
+    """Returns tracks as lists of (index of the view, of its feature), by view; each has at most
+    one feature of a view, and at least ``LEAST_VIEWS``. The longest ones first."""
+    first = np.cumsum([0, *(len(v.features) for v in views)])
+    view_of = np.repeat(np.arange(len(views)), [len(v.features) for v in views])
+    parent = list(range(int(first[-1])))
+    members: dict[int, set[int]] = {}
+
+    def root(k: int) -> int:
+        while parent[k] != k:
+            parent[k] = parent[parent[k]]
+            k = parent[k]
+        return k
+
+    for i, j, pairs in matches:
+        for a, b in (pairs + (first[i], first[j])).tolist():
+            ra, rb = root(a), root(b)
+            if ra == rb:
+                continue
+            one = members.get(ra) or {int(view_of[ra])}
+            other = members.get(rb) or {int(view_of[rb])}
+            if one & other:
+                continue
+            parent[rb] = ra
+            members[ra] = one | other
+            members.pop(rb, None)
+    tracks: dict[int, list[tuple[int, int]]] = {r: [] for r in members}
+    for k in range(len(parent)):
+        r = root(k)
+        if r in tracks:
+            v = int(view_of[k])
+            tracks[r].append((v, k - int(first[v])))
+    long = [t for t in tracks.values() if len(t) >= LEAST_VIEWS]
+    return sorted(long, key=lambda t: (-len(t), t))
+
+
+def _chosen(tracks: list[list[tuple[int, int]]], count: int) -> list[list[tuple[int, int]]]:
+    """Returns the longest tracks, so that none of ``count`` views needs more than ``TRACKS``."""
+    seen, out = np.zeros(count, int), []
+    for track in tracks:
+        at = [v for v, _ in track]
+        if (seen[at] < TRACKS).any():
+            seen[at] += 1
+            out.append(track)
+    return out
+
+
+@dataclass(frozen=True, eq=False)
+class _Tracks:
+    """Observations of tracks, sorted by track. O rows, N tracks."""
+
+    view: Array  # [O]
+    track: Array  # [O]
+    pixel: Array  # [O, 2]
+    count: int
+
+    @staticmethod
+    def of(views: Sequence[MapView], tracks: Sequence[list[tuple[int, int]]]) -> _Tracks:
+        rows = [(v, k, *views[v].features.pixel[f]) for k, t in enumerate(tracks) for v, f in t]
+        table = np.array(rows, float).reshape(-1, 4)
+        return _Tracks(table[:, 0].astype(int), table[:, 1].astype(int), table[:, 2:], len(tracks))
+
+    def points(self, T: Array, K: Array) -> Array:
+        """Returns the points [N, 3] in local nearest to the rays."""
+        ray = np.column_stack((self.pixel, np.ones(len(self.pixel))))
+        ray = np.einsum("oij,ojk,ok->oi", T[self.view, :3, :3], np.linalg.inv(K)[self.view], ray)
+        ray /= np.linalg.norm(ray, axis=1, keepdims=True)
+        across = np.eye(3) - ray[:, :, None] * ray[:, None, :] + 1e-6 * np.eye(3)
+        centre, weight = T[self.view, :3, 3], np.ones(len(ray))
+        starts = np.flatnonzero(np.diff(self.track, prepend=-1))
+        for tolerance in (*TOLERANCES_PX, 0.0):
+            A = np.add.reduceat(weight[:, None, None] * across, starts)
+            b = np.add.reduceat(weight[:, None] * np.einsum("oij,oj->oi", across, centre), starts)
+            points = np.asarray(np.linalg.solve(A, b[..., None])[..., 0])
+            if tolerance:
+                error = self.errors(T, K, points)
+                weight = 1 / (1 + (error / tolerance) ** 2) ** 2 + 1e-9
+        return points
+
+    def errors(self, T: Array, K: Array, points: Array) -> Array:
+        """Returns the distances [O], pixels, of the observed positions from where the points are;
+        inf behind a camera."""
+        x = np.einsum("oji,oj->oi", T[self.view, :3, :3], points[self.track] - T[self.view, :3, 3])
+        ahead = x[:, 2] > 0
+        with np.errstate(invalid="ignore", divide="ignore"):
+            at = np.einsum("oij,oj->oi", K[self.view], x / x[:, 2:])[:, :2]
+        return np.where(ahead, np.linalg.norm(at - self.pixel, axis=1), np.inf)
+
+
+def adjusted_map(
+    views: Sequence[MapView], matches: MapMatches, loops: PosePriors, held: Sequence[int] = ()
+) -> AdjustedMap | None:
+    """Adjusts keyframes together; None if that is not possible, or no better.
+
+    views: in the order of their ids. loops: measured relative poses, by ids. held: ids of those
+    that stay; with none, poses and lengths stay as they are on average.
+    """
+    if len(views) < LEAST_VIEWS:
+        return None
+    tracks = _chosen(joined_tracks(views, matches.of(views)), len(views))
+    judges = _Tracks.of(views, tracks[HELD_OUT // 2 :: HELD_OUT])
+    used = _Tracks.of(views, [t for k, t in enumerate(tracks) if k % HELD_OUT != HELD_OUT // 2])
+    if used.count < CONNECTED or judges.count < 2:
+        return None
+    T0 = np.array([v.T_local_camera for v in views])
+    K = K0 = np.array([v.K for v in views])
+    free = np.array([v.id not in set(held) for v in views])
+    if free.all():
+        free[0] = False
+    focal = _unknown_focal(views)
+    priors = PosePriors.joined([_loose(views), loops.indexed([v.id for v in views])])
+    T, pixel = T0, MAX_PX
+    for most, least in LIMITS:
+        points = used.points(T, K)
+        error = used.errors(T, K, points)
+        kept = error < max(most * pixel, least)
+        kept &= (np.bincount(used.track[kept], minlength=used.count) >= 2)[used.track]
+        if kept.sum() < 2 * CONNECTED:
+            return None
+        bundle = Bundle(
+            T, np.zeros(len(views)), K, points, free, _observations(used, kept, pixel),
+            np.zeros(len(views)), np.full(len(views), 0.01), priors, focal, FOCAL_SIGMA,
+        )  # fmt: skip
+        done = adjust(bundle, STEPS).bundle
+        T, K = done.T_local_camera, done.K
+        pixel = float(np.median(used.errors(T, K, done.points)[kept])) / RAYLEIGH
+        pixel = min(max(pixel, MIN_PX), MAX_PX)
+    seen = np.bincount(used.view[kept], minlength=len(views)) >= CONNECTED
+    if not np.isfinite(T).all() or seen.sum() < LEAST_VIEWS:
+        return None
+    before, after = (_typical_error(judges, t, k) for t, k in ((T0, K0), (T, K)))
+    if not after < WORSE * before + WORSE_PX:
+        return None
+    if not len(held):
+        T = _as_before(T0, T, seen)
+    return AdjustedMap(
+        {v.id: T[k] for k, v in enumerate(views) if seen[k]}, used.count, after, before
+    )
+
+
+def _typical_error(tracks: _Tracks, T: Array, K: Array) -> float:
+    """Returns the mean reprojection error, pixels, of the observations that fit best: others are
+    wrong matches."""
+    error = np.sort(tracks.errors(T, K, tracks.points(T, K)))
+    return float(np.mean(error[: max(1, int(RIGHT * len(error)))]))
+
+
+def _unknown_focal(views: Sequence[MapView]) -> Array | None:
+    """Returns the number of each view's camera [V] if its focal length is a guess, else -1; None
+    if all are known."""
+    names = sorted({v.camera for v in views if v.guessed_K})
+    if not names:
+        return None
+    return np.array([names.index(v.camera) if v.guessed_K else -1 for v in views])
+
+
+def _observations(tracks: _Tracks, kept: Array, pixel: float) -> Observations:
+    count = int(kept.sum())
+    return Observations(
+        tracks.view[kept], tracks.track[kept], tracks.pixel[kept], np.full(count, pixel),
+        np.full(count, np.nan), np.ones(count),
+    )  # fmt: skip
+
+
+def _loose(views: Sequence[MapView]) -> PosePriors:
+    """Returns the present poses from view to view, with large standard deviations."""
+    T = np.array([v.T_local_camera for v in views])
+    step = np.linalg.inv(T[:-1]) @ T[1:]
+    depth = np.array([v.depth for v in views[:-1]])
+    length = np.linalg.norm(step[:, :3, 3], axis=1)
+    index = np.arange(len(views))
+    rotation = np.full(len(step), LOOSE_ROTATION)
+    position = LOOSE_POSITION * length + LOOSE_DEPTH * depth
+    for k, (a, b) in enumerate(itertools.pairwise(views)):
+        if a.camera != b.camera and a.measured.frameset == b.measured.frameset >= 0:
+            rotation[k], position[k] = RIG_ROTATION, RIG_DEPTH * depth[k]
+            known = a.measured.T_rig_camera, b.measured.T_rig_camera
+            if known[0] is not None and known[1] is not None:
+                step[k, :3, :3] = known[0][:3, :3].T @ known[1][:3, :3]
+    return PosePriors.isotropic(index[:-1], index[1:], step, rotation, position, NETWORK)
+
+
+def _as_before(T0: Array, T: Array, used: Array) -> Array:
+    """Returns poses [V, 4, 4] turned, moved and scaled so that those ``used`` [V] are where they
+    were on average."""
+    turn = np.einsum("vij,vkj->ik", T0[used, :3, :3], T[used, :3, :3])
+    U, _, Vt = np.linalg.svd(turn)
+    R = U @ np.diag([1, 1, np.linalg.det(U @ Vt)]) @ Vt
+    c0, c = T0[used, :3, 3], T[used, :3, 3]
+    a, b = (c - c.mean(0)) @ R.T, c0 - c0.mean(0)
+    power = float((a**2).sum())
+    scale = float((a * b).sum()) / power if power > 0 else 1.0
+    if not scale > 0:
+        scale = 1.0
+    out = T.copy()
+    out[:, :3, :3] = R @ T[:, :3, :3]
+    out[:, :3, 3] = c0.mean(0) + scale * (T[:, :3, 3] - c.mean(0)) @ R.T
+    return out

@@ -1,0 +1,406 @@
+"""The map's keyframes, adjusted together: in rendered rooms, and how the map moves by them."""
+
+import dataclasses
+import logging
+import threading
+
+import numpy as np
+import pytest
+from scipy.spatial.transform import Rotation
+from support.pipelines import to_frame
+
+from da3_ros.config import config_from_parameters
+from da3_ros.geometry.similarity import IDENTITY, Similarity
+from da3_ros.mapping.frames import PoseInSubmap
+from da3_ros.mapping.graph_solution import Correction, Moves
+from da3_ros.mapping.map_table import MapListener
+from da3_ros.pipeline import map_adjustment
+from da3_ros.pipeline.map_adjustment import _AdjustmentJob, adjustment_of
+from da3_ros.pipeline.pipeline import Pipeline
+from da3_ros.refinement.bundle import PosePriors
+from da3_ros.refinement.features import Features
+from da3_ros.refinement.map_bundle import AdjustedMap, MapMatches, MapView
+from da3_ros.synthetic import SyntheticCamera
+from da3_ros.synthetic.evaluation import trajectory_error
+from da3_ros.synthetic.truth import Noise, TruthSession
+
+SIZE, FRAMES = (320, 240), 40
+NOISE = Noise(smooth=0.1, per_frame=0.02, rotation_deg=0.3, translation=0.01)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def often():
+    """So that a short walk shows several."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(map_adjustment, "EVERY", 4)
+        yield
+
+
+@pytest.fixture(scope="module")
+def walk():
+    camera = SyntheticCamera(103, SIZE, walk="strafe", frames=FRAMES, rate_hz=6)
+    return camera, list(camera)
+
+
+class Corrections(MapListener):
+    """What a map's listeners are told."""
+
+    def __init__(self, pipeline):
+        self.pipeline, self.corrections, self.frames = pipeline, [], []
+        pipeline.map.table.listeners.append(self)
+
+    def on_correction(self, correction, before):
+        self.corrections.append(correction)
+
+    def on_refinement(self, frames):
+        self.frames.append(list(frames))
+
+
+def opened(walk, **values):
+    settings = {
+        "process_res": 168, "window.size": 6, "dense.enabled": False, "loop.enabled": False,
+        "depth.min_confidence": 0.0, **values,
+    }  # fmt: skip
+    pipeline = Pipeline(config_from_parameters(settings), TruthSession(walk[1], noise=NOISE))
+    pipeline.told = Corrections(pipeline)
+    return pipeline
+
+
+def run(walk, pipeline, frames=None):
+    results = []
+    for f in walk[1] if frames is None else frames:
+        results += pipeline.push(to_frame(walk[0], f))
+    return results
+
+
+def map_error(walk, pipeline):
+    by = {p.stamp_ns: p.T_map_camera for p in pipeline.poses()}
+    seen = [f for f in walk[1] if f.stamp_ns in by]
+    return trajectory_error(
+        np.array([by[f.stamp_ns] for f in seen]), np.array([f.T_room_camera for f in seen])
+    )
+
+
+@pytest.fixture(scope="module")
+def adjusted(walk):
+    pipeline = opened(walk)
+    results = run(walk, pipeline)
+    results += pipeline.flush()
+    return pipeline, results
+
+
+@pytest.fixture(scope="module")
+def without(walk):
+    pipeline = opened(walk, **{"refinement.map": False})
+    results = run(walk, pipeline)
+    results += pipeline.flush()
+    return pipeline, results
+
+
+def test_the_map_is_better_than_its_windows(walk, adjusted, without):
+    assert adjusted[0].counters["map_adjustments"] >= 2
+    assert "map_adjustments" not in without[0].counters
+    one, other = (map_error(walk, p) for p in (adjusted[0], without[0]))
+    print(one, other)
+    assert one < 0.5 * other
+
+
+def test_odometry_does_not_jump(walk, adjusted):
+    """A step of odom is that of the camera, in one unit, also where the map moves."""
+    _, results = adjusted
+    true = {f.stamp_ns: f.T_room_camera for f in walk[1]}
+    odom = np.array([(r.T_odom_map @ r.T_map_camera)[:3, 3] for r in results])
+    there = np.array([true[r.stamp_ns][:3, 3] for r in results])
+    steps, right = (np.linalg.norm(np.diff(x, axis=0), axis=1) for x in (odom, there))
+    scale = np.median(steps[5:] / right[5:])
+    assert np.abs(steps - scale * right).max() < 0.25 * scale * right.max()
+
+
+def test_the_first_frame_stays_the_maps_origin(adjusted):
+    first = next(iter(adjusted[0].poses()))
+    np.testing.assert_allclose(first.T_map_camera, np.eye(4), atol=1e-9)
+
+
+def test_everything_in_the_map_has_the_same_poses(adjusted):
+    pipeline, _ = adjusted
+    table = pipeline.map.table
+    known = {(f.stamp_ns, f.camera): f for f in table.path.frames_since(0)}
+    rows = [*table.shared.values(), *table.keyframes.values()]
+    compared = 0
+    for row in rows:
+        frame = known.get((row.view.stamp_ns, row.view.camera))
+        if frame is not None:
+            assert frame.submap == row.submap
+            np.testing.assert_allclose(row.T_submap_camera, frame.T_submap_camera, atol=1e-9)
+            compared += 1
+    assert compared > 10
+    told = {f.stamp_ns: f for frames in pipeline.told.frames for f in frames}
+    for (stamp, _), frame in known.items():
+        if stamp in told:
+            np.testing.assert_allclose(
+                told[stamp].T_submap_camera, frame.T_submap_camera, atol=1e-9
+            )
+    assert pipeline.loops.closed == 0
+
+
+def test_the_same_frames_give_the_same_map(walk, adjusted):
+    again = opened(walk)
+    run(walk, again)
+    list(again.flush())
+    for a, b in zip(again.poses(), adjusted[0].poses(), strict=True):
+        np.testing.assert_array_equal(a.T_map_camera, b.T_map_camera)
+
+
+def test_live_frames_do_not_wait(walk, monkeypatch):
+    """An adjustment in a thread is applied when it has ended; one of another map is not."""
+    started, go = threading.Event(), threading.Event()
+    work = map_adjustment.adjusted_map
+
+    def slow(*args):
+        started.set()
+        assert go.wait(60.0)
+        return work(*args)
+
+    monkeypatch.setattr(map_adjustment, "adjusted_map", slow)
+    pipeline = opened(walk)
+    pipeline.scene_map.adjustment.waits = False
+    frames = iter(walk[1])
+    for f in frames:
+        list(pipeline.push(to_frame(walk[0], f)))
+        if started.is_set():
+            break
+    list(pipeline.push(to_frame(walk[0], next(frames))))  # delivered, while it works
+    assert not pipeline.told.corrections
+    go.set()
+    pipeline.scene_map.adjustment._running[1].result(60.0)
+    list(pipeline.push(to_frame(walk[0], next(frames))))
+    assert [c.adjusted for c in pipeline.told.corrections] == [True]
+
+
+def test_an_adjustment_of_another_map_is_not_applied(walk, monkeypatch):
+    go = threading.Event()
+    work = map_adjustment.adjusted_map
+    monkeypatch.setattr(
+        map_adjustment, "adjusted_map",
+        lambda *args: go.wait(60.0) and work(*args),
+    )  # fmt: skip
+    for what in ("reset", "correct"):
+        go.clear()
+        pipeline = opened(walk)
+        adjustment = pipeline.scene_map.adjustment
+        adjustment.waits = False
+        frames = iter(walk[1])
+        while adjustment._running is None:
+            list(pipeline.push(to_frame(walk[0], next(frames))))
+        running = adjustment._running[1]
+        if what == "reset":
+            pipeline.reset()
+            assert adjustment._running is None
+        else:
+            T = pipeline.map.table.T_map_local
+            pipeline.scene_map.correct(Correction(Moves((), ()), T, T, followed=True))
+        pipeline.told.corrections.clear()
+        go.set()
+        running.result(60.0)
+        list(pipeline.push(to_frame(walk[0], next(frames))))
+        assert not pipeline.told.corrections
+        assert what == "reset" or adjustment._running is not None or adjustment._all  # again
+        if adjustment._running is not None:
+            adjustment._running[1].result(60.0)
+
+
+def test_a_failure_leaves_the_map_and_is_counted(walk, monkeypatch, caplog):
+    def fails(*_):
+        raise np.linalg.LinAlgError("singular")
+
+    monkeypatch.setattr(map_adjustment, "adjusted_map", fails)
+    pipeline = opened(walk)
+    with caplog.at_level(logging.ERROR):
+        run(walk, pipeline, walk[1][:25])
+    assert pipeline.counters["map_adjustments_failed"] > 0
+    assert "the map is not adjusted: LinAlgError: singular" in caplog.text
+    assert not pipeline.told.corrections
+    assert pipeline.counters["processed"] == 25
+
+
+@pytest.mark.parametrize("values", [
+    {"refinement.map": False}, {"refinement.enabled": False},
+    {"mode": "localization", "loop.enabled": True},
+])  # fmt: skip
+def test_off(walk, values):
+    pipeline = opened(walk, **values)
+    run(walk, pipeline, walk[1][:25])
+    assert not pipeline.told.corrections
+    assert not pipeline.scene_map.adjustment._keyframes
+
+
+def test_a_followed_slam_owns_the_map(walk):
+    pipeline = opened(walk)
+    pipeline.scene_map.following.enabled = True
+    run(walk, pipeline, walk[1][:25])
+    assert not [c for c in pipeline.told.corrections if c.adjusted]
+
+
+def test_a_saved_map_stays_as_it_is(walk):
+    """New frames that are joined to it are not adjusted: what it holds has no features."""
+    pipeline = opened(walk)
+    run(walk, pipeline, walk[1][:20])
+    saved = pipeline.snapshot()
+    other = opened(walk)
+    other.resume(saved)
+    other.map.components_of_scene.current = 0  # as after a loop to it
+    before = {s.id: s.T_map_submap for s in other.map.submaps.values()}
+    run(walk, other, walk[1][20:])
+    assert not [c for c in other.told.corrections if c.adjusted]
+    for id, T in before.items():
+        assert other.map.submaps[id].T_map_submap.is_same(T)
+
+
+def test_features_of_the_newest_keyframes_only(walk, monkeypatch):
+    monkeypatch.setattr(map_adjustment, "MOST", 10)
+    monkeypatch.setattr(map_adjustment, "NEWEST", 8)
+    pipeline = opened(walk)
+    run(walk, pipeline)
+    adjustment = pipeline.scene_map.adjustment
+    assert len(adjustment._keyframes) == 10
+    kept = {k.id for k in adjustment._keyframes} | {k.id for k in adjustment._newest.values()}
+    adjustment._job([], rigid=False, most=10)
+    assert {id for pair in adjustment._matches._pairs for id in pair} <= kept
+    list(pipeline.flush())
+    assert map_error(walk, pipeline) < 0.1
+
+
+# How the map moves by its keyframes, without images
+
+
+def placed(k):
+    T = np.eye(4)
+    T[:3, :3] = Rotation.from_euler("y", 3 * k, degrees=True).as_matrix()
+    T[:3, 3] = 0.3 * k, 0.02 * k * k, 0.1 * k
+    return T
+
+
+def a_job(submaps, held=(), rigid=False, local=IDENTITY, movable=None):
+    """Keyframes 0, 2, 4, ... of a way, in submaps whose frames are their first keyframes."""
+    nothing = Features((1, 1), np.zeros((0, 2)), np.zeros((0, 128), np.uint8))
+    ids = [2 * k for k in range(len(submaps))]
+    views = [MapView(k, "", nothing, np.eye(3), placed(k), 1.0) for k in ids]
+    first = {
+        s: Similarity(
+            1.0, placed(2 * submaps.index(s))[:3, :3], placed(2 * submaps.index(s))[:3, 3]
+        )
+        for s in sorted(set(submaps))
+    }
+    return _AdjustmentJob(
+        views, MapMatches(), np.array(ids), np.array(submaps), first,
+        frozenset(first if movable is None else movable), local, 0, list(held),
+        PosePriors.none(), rigid,
+    )  # fmt: skip
+
+
+def the_frames(job):
+    out = []
+    for k in range(2 * len(job.views) - 1):
+        submap = int(job.submaps[k // 2])
+        T = job.T_local_submap[submap].inverse().pose(placed(k))
+        out.append(PoseInSubmap(k, "", submap, T))
+    return out
+
+
+def in_map(job, found, frame):
+    """The pose of a frame in the map after an adjustment."""
+    c = found.correction
+    S = job.T_local_submap[frame.submap]
+    if frame.submap in c.moves:
+        S = c.moves[frame.submap] @ S
+    return (c.T_map_local @ S).pose(frame.T_submap_camera)
+
+
+SUBMAPS = [0] * 8 + [1] * 8 + [2] * 4
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.2])
+def test_a_map_that_moves_as_one_keeps_its_shape(scale):
+    job = a_job(SUBMAPS)
+    move = Similarity(scale, Rotation.from_euler("xyz", [5, -8, 3], degrees=True).as_matrix(),
+                      np.array([0.1, 0.3, -0.2]))  # fmt: skip
+    done = AdjustedMap({v.id: move.pose(v.T_local_camera) for v in job.views}, 9, 0.1, 1.0)
+    found = adjustment_of(job, done, the_frames(job))
+    for frame in found.frames:
+        T = in_map(job, found, frame)  # the first one stays, and the unit is the new one
+        np.testing.assert_allclose(T[:3, :3], placed(frame.stamp_ns)[:3, :3], atol=1e-9)
+        np.testing.assert_allclose(T[:3, 3], scale * placed(frame.stamp_ns)[:3, 3], atol=1e-9)
+    assert found.correction.adjusted
+    assert 2 not in found.correction.moves  # the newest submap stays in the frame of odometry
+    assert found.correction.T_map_local.scale == pytest.approx(scale)
+
+
+def bent(k):
+    """Another way of the same length: the camera turns twice as far, and goes up."""
+    T = np.eye(4)
+    T[:3, :3] = Rotation.from_euler("y", 6 * k, degrees=True).as_matrix()
+    T[:3, 3] = 0.28 * k, 0.03 * k * k, 0.2 * k
+    return T
+
+
+def test_keyframes_are_where_they_were_measured_and_frames_between_them():
+    job = a_job(SUBMAPS)
+    done = AdjustedMap({v.id: bent(v.id) for v in job.views}, 9, 0.1, 1.0)
+    found = adjustment_of(job, done, the_frames(job))
+    assert [f.stamp_ns for f in found.frames] == list(range(39))
+    after = {f.stamp_ns: in_map(job, found, f) for f in found.frames}
+    start = np.linalg.inv(bent(0))
+    for k, T in after.items():
+        there = np.linalg.inv(after[0]) @ T
+        wanted = start @ bent(k)
+        near = 1e-6 if k % 2 == 0 else 0.08
+        np.testing.assert_allclose(there[:3, 3], wanted[:3, 3], atol=near)
+        np.testing.assert_allclose(there[:3, :3], wanted[:3, :3], atol=near)
+
+
+def test_the_newest_keyframe_stays_in_odometry():
+    job = a_job(SUBMAPS)
+    done = AdjustedMap({v.id: bent(v.id) for v in job.views}, 9, 0.1, 1.0)
+    later = PoseInSubmap(50, "", 2, job.T_local_submap[2].inverse().pose(placed(50)))
+    frames = [*the_frames(job), later]
+    found = adjustment_of(job, done, frames)
+    for frame, before in zip(found.frames[-2:], (placed(38), placed(50)), strict=True):
+        T = job.T_local_submap[2].pose(frame.T_submap_camera)
+        np.testing.assert_allclose(T, before, atol=1e-9)
+
+
+def test_what_is_not_measured_to_be_connected_stays_in_the_map():
+    local = Similarity(1.3, Rotation.from_euler("z", 20, degrees=True).as_matrix(), np.ones(3))
+    whole = a_job([0] * 4 + [1] * 4 + [2] * 4, local=local, movable={1, 2})
+    job = dataclasses.replace(
+        whole, views=whole.views[4:], stamps_ns=whole.stamps_ns[4:], submaps=whole.submaps[4:]
+    )
+    done = AdjustedMap({v.id: bent(v.id) for v in job.views}, 9, 0.1, 1.0)
+    found = adjustment_of(job, done, the_frames(whole)[8:])
+    c = found.correction
+    there = c.T_map_local @ c.moves[0] @ job.T_local_submap[0]
+    stays = local @ job.T_local_submap[0]
+    assert there.scale == pytest.approx(stays.scale)
+    np.testing.assert_allclose(there.R, stays.R, atol=1e-9)
+    np.testing.assert_allclose(there.t, stays.t, atol=1e-9)
+    first = in_map(job, found, found.frames[0])  # as the first of those that have moved
+    np.testing.assert_allclose(first, local.pose(placed(8)), atol=1e-9)
+    assert all(f.submap in (1, 2) for f in found.frames)
+
+
+def test_submaps_of_a_map_in_metres_keep_their_size():
+    job = a_job(SUBMAPS, rigid=True)
+    grown = {v.id: placed(v.id) for v in job.views}
+    for k, T in grown.items():
+        T[:3, 3] *= 1 + 0.01 * k
+    found = adjustment_of(job, AdjustedMap(grown, 9, 0.1, 1.0), the_frames(job))
+    assert all(m.scale == pytest.approx(1.0) for m in found.correction.moves.values())
+    assert found.correction.T_map_local.scale == pytest.approx(1.0)
+
+
+def test_an_incredible_size_is_refused():
+    job = a_job(SUBMAPS)
+    shrunk = {v.id: placed(v.id) for v in job.views}
+    for T in shrunk.values():
+        T[:3, 3] *= 0.1
+    assert adjustment_of(job, AdjustedMap(shrunk, 9, 0.1, 1.0), the_frames(job)) is None

@@ -1,0 +1,301 @@
+"""Keyframes of a map that are adjusted together, on points with descriptors of their own."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from scipy.spatial.transform import Rotation
+
+from da3_ros.refinement import map_bundle
+from da3_ros.refinement.bundle import NETWORK, PosePriors
+from da3_ros.refinement.features import Features
+from da3_ros.refinement.map_bundle import (
+    AROUND,
+    BEFORE,
+    FEWEST,
+    MapMatches,
+    MapView,
+    adjusted_map,
+    joined_tracks,
+    pairs_to_compare,
+    verified_matches,
+)
+from da3_ros.refinement.tracked_view import MeasuredPose
+
+SHAPE = (240, 320)
+K = np.array([[260.0, 0, 160], [0, 260, 120], [0, 0, 1]])
+NONE = PosePriors.none()
+
+
+def wall(seed, count=1500):
+    """Points on a wavy wall along x, at z = 3, and their descriptors."""
+    rng = np.random.default_rng(seed)
+    points = rng.uniform([-4, -1.5, 2.5], [10, 1.5, 3.5], (count, 3))
+    return points, rng.integers(0, 120, (count, 128), dtype=np.uint8)
+
+
+def there_and_back(count=24):
+    """Poses of a camera that goes 5 m along the wall, turns a little, and comes back."""
+    out = []
+    for k in range(count):
+        share = 2 * min(k, count - 1 - k) / (count - 1)
+        T = np.eye(4)
+        T[:3, :3] = Rotation.from_euler(
+            "yx", [6 * np.sin(k), 3 * np.cos(2 * k)], degrees=True
+        ).as_matrix()
+        T[:3, 3] = 5 * share, 0.15 * np.sin(1.3 * k), 0.2 * np.sin(k)
+        out.append(T)
+    return np.array(out)
+
+
+def drifted(T, scale=0.2, turn_deg=4.0):
+    """Poses that drift along the way: lengths grow, and the camera turns."""
+    out = [T[0]]
+    for k in range(1, len(T)):
+        step = np.linalg.inv(T[k - 1]) @ T[k]
+        share = k / (len(T) - 1)
+        step[:3, 3] *= 1 + scale * (share - 0.5)
+        turn = Rotation.from_euler("y", turn_deg / len(T), degrees=True).as_matrix()
+        step[:3, :3] = turn @ step[:3, :3]
+        out.append(out[-1] @ step)
+    return np.array(out)
+
+
+def seen(T, points, descriptors, rng, noise=0.2, wrong=0.0, K=K):
+    x = (points - T[:3, 3]) @ T[:3, :3]
+    ahead = np.flatnonzero(x[:, 2] > 0.1)
+    at = (x[ahead] / x[ahead, 2:]) @ K.T
+    inside = (at[:, 0] > 0) & (at[:, 1] > 0) & (at[:, 0] < SHAPE[1]) & (at[:, 1] < SHAPE[0])
+    some, pixel = ahead[inside][:300], at[inside][:300, :2]
+    d = np.clip(descriptors[some].astype(int) + rng.integers(-3, 4, (len(some), 128)), 0, 255)
+    swapped = rng.permutation(np.flatnonzero(rng.random(len(some)) < wrong))
+    d[np.sort(swapped)] = d[swapped]
+    return Features(SHAPE, pixel + rng.normal(0, noise, pixel.shape), d.astype(np.uint8))
+
+
+def map_views(true, start, *, seed=0, wrong=0.0, **values):
+    rng = np.random.default_rng(seed)
+    points, descriptors = wall(seed)
+    return [
+        MapView(k, "", seen(T, points, descriptors, rng, wrong=wrong), K, start[k], 3.0, **values)
+        for k, T in enumerate(true)
+    ]
+
+
+def adjusted(views, loops=NONE, held=()):
+    matches = MapMatches()
+    matches.extend(views)
+    return adjusted_map(views, matches, loops, held)
+
+
+def error(poses, true):
+    """Root mean square distance of positions after the similarity that fits best."""
+    a, b = poses[:, :3, 3], true[:, :3, 3]
+    a, b = a - a.mean(0), b - b.mean(0)
+    U, S, Vt = np.linalg.svd(b.T @ a)
+    D = np.diag([1, 1, np.sign(np.linalg.det(U @ Vt))])
+    scale = (S * np.diag(D)).sum() / (a**2).sum()
+    return float(np.sqrt(((scale * a @ (U @ D @ Vt).T - b) ** 2).sum(1).mean()))
+
+
+def poses_of(done, count):
+    return np.array([done.poses[k] for k in range(count)])
+
+
+def test_drift_goes_and_the_map_stays_where_it_was():
+    true = there_and_back()
+    start = drifted(true)
+    done = adjusted(map_views(true, start))
+    assert len(done.poses) == len(true)
+    found = poses_of(done, len(true))
+    assert error(found, true) < error(start, true) / 20
+    assert error(found, true) < 0.005
+    np.testing.assert_allclose(found[:, :3, 3].mean(0), start[:, :3, 3].mean(0), atol=1e-9)
+    turn = np.einsum("vij,vkj->ik", start[:, :3, :3], found[:, :3, :3])
+    np.testing.assert_allclose(turn, turn.T, atol=1e-6)  # no rotation on average
+    assert done.error_px < 0.5 * done.error_before_px
+    np.testing.assert_allclose(np.linalg.det(found[:, :3, :3]), 1.0, atol=1e-9)
+
+
+def test_points_that_come_back_are_the_same_points():
+    true = there_and_back()
+    views = map_views(true, drifted(true))
+    matches = MapMatches()
+    matches.extend(views)
+    tracks = joined_tracks(views, matches.of(views))
+    ends = [{v for v, _ in t} for t in tracks]
+    both = [t for t in ends if t & set(range(6)) and t & set(range(18, 24))]
+    assert len(both) > 50
+    assert all(len(t) == len({v for v, _ in t}) for t in tracks)  # one feature of a view
+    features = [f for t in tracks for f in t]
+    assert len(features) == len(set(features))  # each in one track
+
+
+def test_exact_poses_stay():
+    true = there_and_back()
+    done = adjusted(map_views(true, true))
+    assert error(poses_of(done, len(true)), true) < 0.003
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_wrong_matches_do_not_count(seed):
+    true = there_and_back()
+    start = drifted(true)
+    done = adjusted(map_views(true, start, seed=seed, wrong=0.2))
+    assert error(poses_of(done, len(true)), true) < error(start, true) / 10
+
+
+def test_held_keyframes_stay_and_give_the_unit():
+    true = there_and_back()
+    start = drifted(true)
+    start[:4] = true[:4]
+    done = adjusted(map_views(true, start), held=range(4))
+    found = poses_of(done, len(true))
+    np.testing.assert_array_equal(found[:4], true[:4])
+    assert np.linalg.norm(found[:, :3, 3] - true[:, :3, 3], axis=1).max() < 0.03  # as they are
+
+
+@pytest.mark.parametrize("factor", [0.9, 1.1])
+def test_a_guessed_focal_length_is_found_too(factor):
+    true = there_and_back()
+    start = drifted(true)
+    wrong = K * [[factor, 1, 1], [1, factor, 1], [1, 1, 1]]
+    views = [dataclasses.replace(v, K=wrong) for v in map_views(true, start)]
+    held = adjusted(views)
+    free = adjusted([dataclasses.replace(v, guessed_K=True) for v in views])
+    assert error(poses_of(free, len(true)), true) < 0.01
+    assert held is None or error(poses_of(held, len(true)), true) > 0.01
+
+
+def test_what_is_worse_is_refused(monkeypatch):
+    true = there_and_back()
+    views = map_views(true, true)
+    assert adjusted(views) is not None
+    adjust = map_bundle.adjust
+
+    def spoiled(bundle, steps):
+        done = adjust(bundle, steps)
+        done.bundle.T_local_camera[5:, 1, 3] += 0.2
+        return done
+
+    monkeypatch.setattr(map_bundle, "adjust", spoiled)
+    assert adjusted(views) is None
+
+
+def test_too_little_is_no_map():
+    true = there_and_back()
+    views = map_views(true, true)
+    assert adjusted([]) is None
+    assert adjusted(views[:2]) is None
+    nothing = Features(SHAPE, np.zeros((0, 2)), np.zeros((0, 128), np.uint8))
+    assert adjusted([dataclasses.replace(v, features=nothing) for v in views]) is None
+
+
+def test_a_keyframe_without_matches_has_no_pose_and_spoils_none():
+    true = there_and_back()
+    start = drifted(true)
+    views = map_views(true, start)
+    views[7] = dataclasses.replace(
+        views[7], features=Features(SHAPE, np.zeros((0, 2)), np.zeros((0, 128), np.uint8))
+    )
+    done = adjusted(views)
+    assert set(range(24)) - done.poses.keys() == {7}
+    rest = [k for k in range(24) if k != 7]
+    assert error(np.array([done.poses[k] for k in rest]), true[rest]) < 0.005
+
+
+def test_a_loop_that_images_do_not_show_holds():
+    """The second half of the way shows another wall; only the loop connects both."""
+    true = there_and_back()
+    start = drifted(true, scale=0.4)
+    rng = np.random.default_rng(0)
+    views = []
+    for k, T in enumerate(true):
+        points, descriptors = wall(0 if k < 12 else 5)
+        views.append(MapView(k, "", seen(T, points, descriptors, rng), K, start[k], 3.0))
+    loop = PosePriors.isotropic(
+        np.array([0]), np.array([23]), (np.linalg.inv(true[0]) @ true[23])[None],
+        np.array([0.002]), np.array([0.005]), NETWORK,
+    )  # fmt: skip
+    gap = np.linalg.norm(true[23, :3, 3] - true[0, :3, 3])
+    for loops, closed in ((NONE, False), (loop, True)):
+        done = adjusted(views, loops)
+        found = np.linalg.norm(done.poses[23][:3, 3] - done.poses[0][:3, 3])
+        assert (abs(found - gap) < 0.02) == closed
+
+
+def test_a_rig_whose_cameras_see_different_walls_keeps_its_shape():
+    true = there_and_back(16)
+    start = drifted(true)
+    across = np.eye(4)
+    across[:3, 3] = 0.3, 0, 0
+    rng = np.random.default_rng(0)
+    views = []
+    for k, T in enumerate(true):
+        for name, seed, mount in (("a", 0, np.eye(4)), ("b", 9, across)):
+            points, descriptors = wall(seed)
+            views.append(MapView(
+                2 * k + seed // 9, name, seen(T @ mount, points, descriptors, rng), K,
+                start[k] @ mount, 3.0, measured=MeasuredPose(None, None, mount, k),
+            ))  # fmt: skip
+    done = adjusted(views)
+    pairs = [np.linalg.inv(done.poses[2 * k]) @ done.poses[2 * k + 1] for k in range(16)]
+    turns = [Rotation.from_matrix(T[:3, :3]).magnitude() for T in pairs]
+    assert max(turns) < np.radians(0.3)
+    assert np.std([T[0, 3] for T in pairs]) < 0.02
+    assert error(np.array([done.poses[2 * k] for k in range(16)]), true) < 0.01
+
+
+def test_pairs_are_bounded_and_compared_once(monkeypatch):
+    true = there_and_back(40)
+    views = map_views(true, true)
+    pairs = pairs_to_compare(views)
+    assert len(pairs) <= (BEFORE + AROUND) * len(views)
+    assert all(i < j for i, j in pairs)
+    assert len(pairs) == len(set(pairs))
+    assert {(0, 39), (1, 38)} <= set(pairs)  # the same place, much later
+    calls = []
+    compare = map_bundle.verified_matches
+    monkeypatch.setattr(
+        map_bundle, "verified_matches",
+        lambda a, b: (calls.append((a.id, b.id)), compare(a, b))[1],
+    )  # fmt: skip
+    matches = MapMatches()
+    matches.extend(views[:20])
+    first = len(calls)
+    matches.extend(views)
+    assert len(calls) == len(set(calls)) == len(set(pairs) | set(calls[:first]))
+    matches.keep(range(10))
+    assert {id for i, j, _ in matches.of(views) for id in (i, j)} <= set(range(10))
+    assert all("unit" not in v.features.__dict__ for v in views)
+
+
+def test_views_back_to_back_are_not_compared():
+    true = there_and_back(30)
+    turned = true.copy()
+    turned[15:, :3, :3] = turned[15:, :3, :3] @ np.diag([-1.0, 1.0, -1.0])
+    pairs = pairs_to_compare(map_views(true, turned))
+    assert not any(i < 15 <= j and j - i > BEFORE for i, j in pairs)
+
+
+def test_matches_need_one_epipolar_geometry_like_that_of_the_poses():
+    true = there_and_back()
+    a, b, *_ = map_views(true, true)
+    found = verified_matches(a, b)
+    assert len(found) > 100
+    far = dataclasses.replace(b, T_local_camera=b.T_local_camera.copy())
+    far.T_local_camera[:3, :3] = Rotation.from_euler("y", 40, degrees=True).as_matrix()
+    assert not len(verified_matches(a, far))
+    near = dataclasses.replace(b, T_local_camera=b.T_local_camera.copy())
+    near.T_local_camera[:3, :3] = Rotation.from_euler("y", 8, degrees=True).as_matrix()
+    assert len(verified_matches(a, near)) > 0.8 * len(found)
+    few = Features(SHAPE, b.features.pixel[: FEWEST - 1], b.features.descriptor[: FEWEST - 1])
+    assert not len(verified_matches(a, dataclasses.replace(b, features=few)))
+
+
+def test_the_same_keyframes_give_the_same_map():
+    true = there_and_back()
+    start = drifted(true)
+    one, other = (adjusted(map_views(true, start, wrong=0.1)) for _ in range(2))
+    for id, T in one.poses.items():
+        np.testing.assert_array_equal(T, other.poses[id])
