@@ -91,13 +91,11 @@ class KeyframeRecording:
         self._stored.update({s.id: s for s in stored})
         self._recorder.place(stored)
 
-    def move(self, submaps: Iterable[Submap]) -> None:
-        """Stores the poses of those submaps that a correction has moved."""
-        self.place([s for s in submaps if not _lies_at(s, self._stored.get(s.id))])
-
-    def set_map(self, state: MapState) -> None:
-        """Stores the map's state."""
+    def move(self, submaps: Iterable[Submap], state: MapState) -> None:
+        """Stores the poses of those submaps that a correction has moved, and the unit that
+        odometry has now."""
         self._recorder.set_map(state)
+        self.place([s for s in submaps if not _lies_at(s, self._stored.get(s.id))])
 
     def correct(self, frames: Iterable[PoseInSubmap]) -> None:
         """Stores refined poses of earlier frames."""

@@ -31,7 +31,7 @@ from da3_ros.types import Array
 log = logging.getLogger(__name__)
 
 MOST = 160  # newest keyframes that are adjusted after a loop, and at the end
-EVERY, NEWEST = 8, 48  # new keyframes from one adjustment to the next, and those that it has
+EVERY, NEWEST = 4, 24  # new keyframes from one adjustment to the next, and those that it has
 FEWEST = 6  # keyframes that show by how much lengths of a submap change
 LEAST_SPREAD = 0.05  # of their positions over depth
 MAX_SCALE = 3.0  # factor on lengths of a submap; more is a fault

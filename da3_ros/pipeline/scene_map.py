@@ -284,8 +284,6 @@ class SceneMap(MapListener):
         if found is not None:
             self.correct(found.correction)
             self.table.move_frames(found.frames)
-            if self._recorder is not None:
-                self._recorder.set_map(self._map_state())
 
     def measure_depth(self) -> None:
         """Goes on to measure the depth of keyframes, after a window."""
@@ -445,7 +443,7 @@ class SceneMap(MapListener):
         if self.submaps.pose_known:
             self.scale.take_from_map(correction.covariance)
         if self._recorder is not None:
-            self._recorder.move(self.submaps.submaps.values())
+            self._recorder.move(self.submaps.submaps.values(), self._map_state())
 
     def try_close_loop(
         self,

@@ -189,6 +189,9 @@ def _refinement(stream: Stream, report: WindowReport) -> dict[str, Any]:
         "windows_few_tracks": count["windows_few_tracks"],
         "refinement_skipped": count["refinement_skipped"],
         "refinement_failed": count["refinement_failed"],
+        "map_adjustments": count["map_adjustments"],
+        "map_adjustments_refused": count["map_adjustments_refused"],
+        "map_adjustments_failed": count["map_adjustments_failed"],
     }
 
 
