@@ -85,16 +85,16 @@ class MapAdjustment(MapListener):
         self.waits = True  # for each job, so that a recording always gives the same map
         self._thread: ThreadPoolExecutor | None = None
         table.listeners.append(self)
-        self.clear()
+        self.begin(0)
 
-    def clear(self) -> None:
-        """Forgets all keyframes."""
-        self._first = -1  # first submap of them all; -1: none yet
+    def begin(self, first: int) -> None:
+        """Begins in a map whose submaps before ``first`` are loaded: they stay, and so does what
+        is joined to them."""
+        self._first = first
         self.forget_features()
 
     def forget_features(self) -> None:
-        """Forgets all keyframes, where they are in the map: later images differ by more than a
-        camera's motion."""
+        """Forgets all keyframes: they stay where they are in the map."""
         self._keyframes: list[_MapKeyframe] = []
         self._newest: dict[str, _MapKeyframe] = {}  # view of each camera
         self._all = False  # whether the next adjustment is of all keyframes
@@ -105,7 +105,7 @@ class MapAdjustment(MapListener):
 
     def on_clear(self) -> None:
         """The map begins anew."""
-        self.clear()
+        self.begin(0)
 
     def on_correction(self, correction: Correction, _before: Mapping[int, Similarity]) -> None:
         """Adjusts all soon after a loop: keyframes that it brought together see the same."""
@@ -119,8 +119,6 @@ class MapAdjustment(MapListener):
             return
         unit = self._table.T_local_submap(submap).scale
         depth = float(np.exp(np.median(known) + view.log_scale)) / unit
-        if self._first < 0:
-            self._first = submap
         one = _MapKeyframe(
             view.id, view.camera, stamp_ns, view.features, view.K, depth, view.own_K,
             view.measured,

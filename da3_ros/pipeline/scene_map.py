@@ -167,6 +167,7 @@ class SceneMap(MapListener):
         self.submaps.restore(
             saved, searched=known is not None, whole=self.config.mode == "localization"
         )
+        self.adjustment.begin(self.submaps.next_id)
         if known is not None:
             self.loops.restore(known)
         self._apply_mode()
@@ -276,7 +277,7 @@ class SceneMap(MapListener):
     def adjust(self, *, ends: bool = False) -> None:
         """Goes on to adjust the map's keyframes together, after a window. ends: none follows."""
         if not self.adjusts:
-            self.adjustment.clear()
+            self.adjustment.forget_features()
             return
         if self.loops.is_solving:  # what is found now would be of another map
             return

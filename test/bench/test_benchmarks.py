@@ -365,12 +365,16 @@ def test_real_recordings_without_and_with_refinement(tmp_path, recordings):
         "--frames", "8", tmp_path=tmp_path,
     )  # fmt: skip
     rows = report["rows"]
-    assert [(r["data"], r["refined"], r["camera_info"]) for r in rows] == [
-        ("kitti_mono_51", False, True), ("kitti_mono_51", True, True),
-        ("kitti_mono_51", True, False), ("dashcam_100", False, False),
-        ("dashcam_100", True, False),
+    kinds = [(r["data"], r["refined"], r["adjusted"], r["camera_info"]) for r in rows]
+    assert kinds == [
+        ("kitti_mono_51", False, False, True), ("kitti_mono_51", True, False, True),
+        ("kitti_mono_51", True, True, True), ("kitti_mono_51", True, True, False),
+        ("dashcam_100", False, False, False), ("dashcam_100", True, False, False),
+        ("dashcam_100", True, True, False),
     ]  # fmt: skip
+    assert all(bool(r["map_adjustments"]) == r["adjusted"] for r in rows[:4])
     assert rows[1]["ate_m"] < rows[0]["ate_m"] / 10
+    assert rows[2]["ate_m"] < rows[0]["ate_m"] / 10
     assert len(rows[1]["local_scale"]) == 10
     assert rows[1]["focal_px"] == pytest.approx([707.1, 707.1], abs=0.1)
-    assert rows[2]["focal_px"][0] == pytest.approx(rows[2]["focal_px"][1])
+    assert rows[3]["focal_px"][0] == pytest.approx(rows[3]["focal_px"][1])
