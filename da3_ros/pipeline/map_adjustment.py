@@ -316,13 +316,16 @@ def adjustment_of(
         np.array([to_local.pose(T) for T in after]), scales,
     )  # fmt: skip
     there = {id: others.get(id, IDENTITY) @ S for id, S in job.T_local_submap.items()}
-    out = []
-    for frame in frames:
-        if frame.submap in moves:
-            T = moved.pose(frame, job.T_local_submap[frame.submap].pose(frame.T_submap_camera))
-            T = relative_pose(there[frame.submap], T)
-            out.append(replace(frame, T_submap_camera=T))
-    return Adjustment(correction, out)
+    mine_frames = [f for f in frames if f.submap in moves]
+    poses = moved.poses(
+        np.array([f.stamp_ns for f in mine_frames]),
+        [f.camera for f in mine_frames],
+        np.array([job.T_local_submap[f.submap].pose(f.T_submap_camera) for f in mine_frames]),
+    )
+    return Adjustment(correction, [
+        replace(f, T_submap_camera=relative_pose(there[f.submap], T))
+        for f, T in zip(mine_frames, poses, strict=True)
+    ])  # fmt: skip
 
 
 def _with_first_kept(T: Similarity, before: Array, after: Array, scale: float) -> Similarity:
@@ -346,30 +349,32 @@ class _Motion:
     after: Array  # [V, 4, 4]
     scale: Array  # [V] factor on lengths
 
-    def pose(self, frame: PoseInSubmap, T: Array) -> Array:
-        """Returns where a frame at ``T`` [4, 4] is after that: between its neighbours in time as
-        it was before."""
-        k = int(np.searchsorted(self.stamps_ns, frame.stamp_ns))
-        same = self.stamps_ns[k : k + len(set(self.cameras))] == frame.stamp_ns
-        for at in k + np.flatnonzero(same):
-            if self.cameras[at] == frame.camera:
-                return np.asarray(self.after[at])
-        i, j = max(k - 1, 0), min(k, len(self.stamps_ns) - 1)
+    def poses(self, stamps_ns: Array, cameras: Sequence[str], T: Array) -> Array:
+        """Returns where frames at ``T`` [F, 4, 4] are after that: keyframes where they are
+        themselves, others between their neighbours in time as they were before."""
+        k = np.searchsorted(self.stamps_ns, stamps_ns)
+        i, j = np.maximum(k - 1, 0), np.minimum(k, len(self.stamps_ns) - 1)
+        span = self.stamps_ns[j] - self.stamps_ns[i]
+        share = (stamps_ns - self.stamps_ns[i]) / np.maximum(span, 1)
+        share = np.where(span > 0, np.clip(share, 0.0, 1.0), 0.0)[:, None]
         a, b = self._with(i, T), self._with(j, T)
-        span = int(self.stamps_ns[j] - self.stamps_ns[i])
-        share = (frame.stamp_ns - int(self.stamps_ns[i])) / span if span else 0.0
-        out = np.eye(4)
-        turn = Rotation.from_matrix(a[:3, :3].T @ b[:3, :3]).as_rotvec()
-        out[:3, :3] = a[:3, :3] @ Rotation.from_rotvec(share * turn).as_matrix()
-        out[:3, 3] = (1 - share) * a[:3, 3] + share * b[:3, 3]
-        return out
+        turn = Rotation.from_matrix(a[:, :3, :3].transpose(0, 2, 1) @ b[:, :3, :3]).as_rotvec()
+        a[:, :3, :3] = a[:, :3, :3] @ Rotation.from_rotvec(share * turn).as_matrix()
+        a[:, :3, 3] += share * (b[:, :3, 3] - a[:, :3, 3])
+        own = zip(self.stamps_ns.tolist(), self.cameras, strict=True)
+        at = {key: n for n, key in enumerate(own)}
+        for n, key in enumerate(zip(stamps_ns.tolist(), cameras, strict=True)):
+            if key in at:
+                a[n] = self.after[at[key]]
+        return a
 
-    def _with(self, k: int, T: Array) -> Array:
-        """Returns a pose that moves with a keyframe."""
-        R = self.after[k, :3, :3] @ self.before[k, :3, :3].T
-        out = np.eye(4)
-        out[:3, :3] = R @ T[:3, :3]
-        out[:3, 3] = self.after[k, :3, 3] + self.scale[k] * R @ (T[:3, 3] - self.before[k, :3, 3])
+    def _with(self, k: Array, T: Array) -> Array:
+        """Returns poses [F, 4, 4] that move with keyframes ``k`` [F]."""
+        R = self.after[k, :3, :3] @ self.before[k, :3, :3].transpose(0, 2, 1)
+        out = T.copy()
+        out[:, :3, :3] = R @ T[:, :3, :3]
+        arm = np.einsum("fij,fj->fi", R, T[:, :3, 3] - self.before[k, :3, 3])
+        out[:, :3, 3] = self.after[k, :3, 3] + self.scale[k, None] * arm
         return out
 
 

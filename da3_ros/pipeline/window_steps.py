@@ -332,6 +332,7 @@ class WindowSteps(MapListener):
         follow."""
         self.builder.restart()
         self.blind.sight.restart()
+        self.scene_map.adjustment.forget_features()  # stamps may be those of earlier frames
         self.scene_map.to_origin()
         self.start_chain({})
         self.odometry.expect_unit(
