@@ -239,11 +239,11 @@ class Trajectory:
             if k is not None and rows["submap"][k] == f.submap:
                 rows["T"][k] = f.T_submap_camera[:3]
 
-    def frames_since(self, stamp_ns: int) -> list[PoseInSubmap]:
-        """Returns the poses of frames from a stamp on."""
+    def frames_of(self, submaps: Collection[int]) -> list[PoseInSubmap]:
+        """Returns the poses of frames in these submaps."""
         rows = self._rows[: self._size]
         out = []
-        for row in rows[rows["stamp_ns"] >= stamp_ns]:
+        for row in rows[np.isin(rows["submap"], list(submaps))]:
             T = np.eye(4)
             T[:3] = row["T"]
             name = self._cameras[row["camera"]]

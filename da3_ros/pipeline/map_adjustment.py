@@ -32,8 +32,7 @@ log = logging.getLogger(__name__)
 
 MOST = 160  # newest keyframes that are adjusted after a loop, and at the end
 EVERY, NEWEST = 4, 24  # new keyframes from one adjustment to the next, and those that it has
-FEWEST = 6  # keyframes that show by how much lengths of a submap change
-LEAST_SPREAD = 0.05  # of their positions over depth
+FEWEST = 3  # keyframes that are adjusted, and that hold them
 MAX_SCALE = 3.0  # factor on lengths of a submap; more is a fault
 REPORTED = 10  # failures that are logged; all are counted
 
@@ -47,9 +46,10 @@ class _MapKeyframe:
     stamp_ns: int
     features: Features
     K: Array  # [3, 3] corner rule, pixels of ``Features.shape``
-    depth: float  # typical, in the unit of its submap
+    log_depth: Array  # [M] logarithm of the features' depth, in the unit of its submap
     own_K: bool  # whether its camera has no calibration
     measured: MeasuredPose
+    submap: int  # when it was new
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +75,7 @@ class _AdjustmentJob:
     held: list[int]  # ids of views that stay
     loops: PosePriors
     rigid: bool  # whether submaps keep their size
+    by_depth: bool  # whether depths stay as they are on average, or distances
 
 
 class MapAdjustment(MapListener):
@@ -91,17 +92,25 @@ class MapAdjustment(MapListener):
         """Begins in a map whose submaps before ``first`` are loaded: they stay, and so does what
         is joined to them."""
         self._first = first
+        self._dropped = -1  # newest submap of those keyframes that were forgotten; -1: none
+        self._keyframes: list[_MapKeyframe] = []
         self.forget_features()
 
     def forget_features(self) -> None:
         """Forgets all keyframes: they stay where they are in the map."""
-        self._keyframes: list[_MapKeyframe] = []
+        self._drop(len(self._keyframes))
         self._newest: dict[str, _MapKeyframe] = {}  # view of each camera
         self._all = False  # whether the next adjustment is of all keyframes
         self._matches = MapMatches()
         self._new = 0  # keyframes since the last adjustment
         self._fresh = False  # whether there was a frame since then
         self._running: tuple[_AdjustmentJob, Future[AdjustedMap | None]] | None = None
+
+    def _drop(self, count: int) -> None:
+        """Forgets the oldest keyframes."""
+        if count > 0:
+            self._dropped = max(self._dropped, *(k.submap for k in self._keyframes[:count]))
+            del self._keyframes[:count]
 
     def on_clear(self) -> None:
         """The map begins anew."""
@@ -114,14 +123,13 @@ class MapAdjustment(MapListener):
     def add(self, view: TrackedView, stamp_ns: int, submap: int, *, keyframe: bool) -> None:
         """Adds a view that is in the map: a keyframe, or one that counts until its camera has
         another one."""
-        known = view.log_depth[np.isfinite(view.log_depth)]
-        if not len(known):
+        if not np.isfinite(view.log_depth).any():
             return
         unit = self._table.T_local_submap(submap).scale
-        depth = float(np.exp(np.median(known) + view.log_scale)) / unit
+        depth = view.log_depth + (view.log_scale - math.log(unit))
         one = _MapKeyframe(
             view.id, view.camera, stamp_ns, view.features, view.K, depth, view.own_K,
-            view.measured,
+            view.measured, submap,
         )  # fmt: skip
         self._fresh = True
         if keyframe:
@@ -133,7 +141,7 @@ class MapAdjustment(MapListener):
             self._newest[view.camera] = one  # else its camera stands
         if keyframe:
             self._keyframes.append(one)
-            del self._keyframes[:-MOST]
+            self._drop(len(self._keyframes) - MOST)
 
     def _is_beside(self, other: _MapKeyframe, keyframe: _MapKeyframe) -> bool:
         """Whether another camera took a view with a keyframe that is none: a rig's keyframes
@@ -142,57 +150,58 @@ class MapAdjustment(MapListener):
         return _are_one_frameset(other, keyframe) and other.id not in known
 
     def end_window(
-        self, loops: Sequence[Edge], *, rigid: bool, ends: bool = False
+        self, loops: Sequence[Edge], *, rigid: bool, by_depth: bool, ends: bool = False
     ) -> Adjustment | None:
         """Goes on after a window; returns the correction that was found.
 
-        loops: edges of the graph of submaps. rigid: whether submaps keep their size. ends: no
-        keyframe follows.
+        loops: edges of the graph of submaps. rigid: whether submaps keep their size. by_depth:
+        whether depths stay as they are on average, or distances. ends: no keyframe follows.
         """
         found = self._collect(wait=ends)
         if found is not None or self._running is not None:
             return found
         if self._new >= EVERY or self._all or (ends and self._fresh):
-            job = self._job(loops, rigid=rigid, most=MOST if self._all or ends else NEWEST)
+            job = self._job(loops, MOST if self._all or ends else NEWEST)
             self._new, self._fresh, self._all = 0, False, False
             if job is not None:
-                self._start(job)
+                self._start(replace(job, rigid=rigid, by_depth=by_depth))
         return self._collect(wait=ends)
 
-    def _job(self, loops: Sequence[Edge], *, rigid: bool, most: int) -> _AdjustmentJob | None:
+    def _job(self, loops: Sequence[Edge], most: int) -> _AdjustmentJob | None:
         table = self._table
         every = {k.id: k for k in (*self._keyframes, *self._newest.values())}
         self._matches.keep(every)
-        keyframes = [every[id] for id in sorted(every)[-most:]]
+        keyframes = [every[id] for id in sorted(every)]
         rows = table.path.rows_of([(k.stamp_ns, k.camera) for k in keyframes])
-        placed = [(k, row) for k, row in zip(keyframes, rows, strict=True)
-                  if row is not None and row[0] in table.submaps]  # fmt: skip
-        if len(placed) < 3:
-            return None
         newest = table.submaps[max(table.submaps)]
         movable = {s.id for s in table.submaps.values() if s.component == newest.component}
         if min(movable) < self._first:
             return None  # joined to a loaded scene, which stays as it is
-        placed = [p for p in placed if p[1][0] in movable]
+        placed = [(k, row) for k, row in zip(keyframes, rows, strict=True)
+                  if row is not None and row[0] in movable]  # fmt: skip
+        older = len(placed) > most or self._dropped >= min(movable)
+        placed = placed[-most:]
+        if len(placed) < FEWEST:
+            return None
         views, submaps, stamps = [], [], []
         for k, (submap, T) in placed:
             S = table.T_local_submap(submap)
             views.append(MapView(
                 k.id, k.camera, k.features, self._newest[k.camera].K if k.own_K else k.K,
-                S.pose(T), S.scale * k.depth, k.own_K, k.measured,
+                S.pose(T), math.log(S.scale) + k.log_depth, k.own_K, k.measured,
             ))  # fmt: skip
             submaps.append(submap)
             stamps.append(k.stamp_ns)
-        if len(views) < 3:
-            return None
         oldest = min(submaps)
-        held = [v.id for v, s in zip(views, submaps, strict=True) if s == oldest]
-        dropped = min(movable) < oldest
+        held = []
+        if older or min(movable) < oldest:
+            first = max(FEWEST, submaps.count(oldest))
+            held = [v.id for v in views[: min(first, len(views) - 1)]]
         at = {id: table.T_local_submap(id) for id in sorted(table.submaps) if id >= oldest}
         return _AdjustmentJob(
             views, self._matches, np.array(stamps), np.array(submaps), at, frozenset(movable),
-            table.T_map_local, table.corrections, held if dropped else [],
-            _loop_priors(views, submaps, loops, at), rigid,
+            table.T_map_local, table.corrections, held,
+            _loop_priors(views, submaps, loops, at), rigid=False, by_depth=True,
         )  # fmt: skip
 
     def _start(self, job: _AdjustmentJob) -> None:
@@ -208,7 +217,7 @@ class MapAdjustment(MapListener):
     def _run(self, job: _AdjustmentJob) -> AdjustedMap | None:
         try:
             job.matches.extend(job.views)
-            return adjusted_map(job.views, job.matches, job.loops, job.held)
+            return adjusted_map(job.views, job.matches, job.loops, job.held, by_depth=job.by_depth)
         except Exception as error:  # the map stays as it is
             self._counters["map_adjustments_failed"] += 1
             if self._counters["map_adjustments_failed"] <= REPORTED:
@@ -230,7 +239,7 @@ class MapAdjustment(MapListener):
         if job.corrections != table.corrections or not job.T_map_local.is_same(table.T_map_local):
             self._all = True  # again: the map has changed in the meantime
             return None
-        frames = table.path.frames_since(int(job.stamps_ns.min()))
+        frames = table.path.frames_of(job.T_local_submap)
         found = adjustment_of(job, done, frames)
         self._counters["map_adjustments" if found else "map_adjustments_refused"] += 1
         return found
@@ -274,29 +283,36 @@ def adjustment_of(
     """Returns what moves the map as its keyframes have moved; None if that is not credible.
 
     The newest keyframe stays in the frame of odometry, and the first one in the map. frames:
-    of the map's path, from the first keyframe on.
+    of the map's path, in the submaps of the job.
     """
     used = np.array([v.id in done.poses for v in job.views])
     views = [v for v in job.views if v.id in done.poses]
     submaps, stamps = job.submaps[used], job.stamps_ns[used]
     before = np.array([v.T_local_camera for v in views])
     after = np.array([done.poses[v.id] for v in views])
-    depth = np.array([v.depth for v in views])
+    growth = np.array([done.depth[v.id] for v in views])
     mine = [id for id in job.T_local_submap if id in job.movable]
     moves: dict[int, Similarity] = {}
     for id in mine:
-        if (submaps == id).any():
+        own = submaps == id
+        if own.any():
             scale = moves[max(moves)].scale if moves else 1.0
-            move = _move(before, after, depth, submaps == id, scale, rigid=job.rigid)
-            if not 1 / MAX_SCALE < move.scale < MAX_SCALE:
+            known = growth[own & np.isfinite(growth)]
+            if job.rigid:
+                scale = 1.0
+            elif len(known):  # points of a submap have the depth of its keyframes
+                scale = float(np.median(known))
+            if not 1 / MAX_SCALE < scale < MAX_SCALE:
                 return None
-            moves[id] = move
+            moves[id] = _move(before[own], after[own], scale)
+    if job.held:  # the first one has older keyframes, which stay
+        moves[min(moves)] = IDENTITY
     last = moves[min(moves)]
     for id in mine:
         last = moves.setdefault(id, last)
     # The newest keyframe stays, so that odometry goes on from where it is.
     newest = max(job.T_local_submap)
-    by_newest = _move(before[-1:], after[-1:], depth[-1:], np.ones(1, bool), moves[newest].scale)
+    by_newest = _move(before[-1:], after[-1:], moves[newest].scale)
     to_local = by_newest.inverse()
     T_map_local = _with_first_kept(
         job.T_map_local, before[0], to_local.pose(after[0]), by_newest.scale
@@ -378,22 +394,9 @@ class _Motion:
         return out
 
 
-def _move(
-    before: Array, after: Array, depth: Array, own: Array, scale: float, *, rigid: bool = True
-) -> Similarity:
-    """Returns how views ``own`` [V] have moved, from poses [V, 4, 4] to others.
-
-    scale: of lengths, where positions show none, or if ``rigid``.
-    """
-    U, _, Vt = np.linalg.svd(np.einsum("vij,vkj->ik", after[own, :3, :3], before[own, :3, :3]))
+def _move(before: Array, after: Array, scale: float) -> Similarity:
+    """Returns how views move on average, from poses [V, 4, 4] to others; scale: of lengths."""
+    U, _, Vt = np.linalg.svd(np.einsum("vij,vkj->ik", after[:, :3, :3], before[:, :3, :3]))
     R = orthonormal(U @ Vt)
-    if not rigid:
-        index = np.arange(len(own))
-        middle = float(index[own].mean())
-        near = np.argsort(np.abs(index - middle), kind="stable")[: max(FEWEST, int(own.sum()))]
-        a, b = (T[near, :3, 3] - T[near, :3, 3].mean(0) for T in (before, after))
-        power = float((a**2).sum())
-        if np.sqrt(power / len(near)) > LEAST_SPREAD * float(np.median(depth[near])):
-            scale = float((b * (a @ R.T)).sum()) / power
-    c0, c = before[own, :3, 3].mean(0), after[own, :3, 3].mean(0)
+    c0, c = before[:, :3, 3].mean(0), after[:, :3, 3].mean(0)
     return Similarity(scale, R, c - scale * R @ c0)

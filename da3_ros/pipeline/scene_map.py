@@ -281,7 +281,11 @@ class SceneMap(MapListener):
             return
         if self.loops.is_solving:  # what is found now would be of another map
             return
-        found = self.adjustment.end_window(self.table.edges, rigid=self.scale.measured, ends=ends)
+        source = self.scale.source
+        found = self.adjustment.end_window(
+            self.table.edges, rigid=self.scale.measured,
+            by_depth=source.by_depth or not source.learns, ends=ends,
+        )  # fmt: skip
         if found is not None:
             self.correct(found.correction)
             self.table.move_frames(found.frames)

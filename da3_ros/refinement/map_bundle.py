@@ -6,6 +6,7 @@ Works on features and poses; no network, no images. Poses and lengths are those 
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -63,9 +64,15 @@ class MapView:
     features: Features
     K: Array  # [3, 3] corner rule, pixels of ``Features.shape``
     T_local_camera: Array  # [4, 4]
-    depth: float  # typical
+    log_depth: Array  # [M] logarithm of the features' depth; NaN: unknown
     guessed_K: bool = False  # whether its camera's focal length is a guess
     measured: MeasuredPose = NOTHING_MEASURED  # of its rig and frameset
+
+    @functools.cached_property
+    def depth(self) -> float:
+        """Typical depth; NaN: unknown."""
+        known = self.log_depth[np.isfinite(self.log_depth)]
+        return float(np.exp(np.median(known))) if len(known) else float("nan")
 
     def rays(self, index: Array) -> Array:
         """Returns the rays [P, 3] of features, z = 1, camera axes."""
@@ -78,6 +85,7 @@ class AdjustedMap:
     """The keyframes that were adjusted."""
 
     poses: dict[int, Array]  # [4, 4] in local, by id
+    depth: dict[int, float]  # depth by tracks over that of the view, typical one; NaN: unknown
     tracks: int
     error_px: float  # typical one of tracks that only judge, after
     error_before_px: float
@@ -226,13 +234,16 @@ class _Tracks:
     view: Array  # [O]
     track: Array  # [O]
     pixel: Array  # [O, 2]
+    feature: Array  # [O] index among the features of all views
     count: int
 
     @staticmethod
     def of(views: Sequence[MapView], tracks: Sequence[list[tuple[int, int]]]) -> _Tracks:
-        rows = [(v, k, *views[v].features.pixel[f]) for k, t in enumerate(tracks) for v, f in t]
-        table = np.array(rows, float).reshape(-1, 4)
-        return _Tracks(table[:, 0].astype(int), table[:, 1].astype(int), table[:, 2:], len(tracks))
+        first = np.cumsum([0, *(len(v.features) for v in views)])
+        rows = [(v, k, first[v] + f) for k, t in enumerate(tracks) for v, f in t]
+        view, track, feature = np.array(rows, int).reshape(-1, 3).T
+        pixel = np.concatenate([v.features.pixel for v in views])[feature]
+        return _Tracks(view, track, pixel, feature, len(tracks))
 
     def points(self, T: Array, K: Array) -> Array:
         """Returns the points [N, 3] in local nearest to the rays."""
@@ -262,12 +273,14 @@ class _Tracks:
 
 
 def adjusted_map(
-    views: Sequence[MapView], matches: MapMatches, loops: PosePriors, held: Sequence[int] = ()
-) -> AdjustedMap | None:
+    views: Sequence[MapView], matches: MapMatches, loops: PosePriors, held: Sequence[int] = (),
+    *, by_depth: bool = True,
+) -> AdjustedMap | None:  # fmt: skip
     """Adjusts keyframes together; None if that is not possible, or no better.
 
     views: in the order of their ids. loops: measured relative poses, by ids. held: ids of those
-    that stay; with none, poses and lengths stay as they are on average.
+    that stay; with none, poses and lengths stay as they are on average: depths if ``by_depth``,
+    else distances between keyframes.
     """
     if len(views) < LEAST_VIEWS:
         return None
@@ -305,11 +318,17 @@ def adjusted_map(
     before, after = (_typical_error(judges, t, k) for t, k in ((T0, K0), (T, K)))
     if not after < WORSE * before + WORSE_PX:
         return None
+    growth = _depth_growth(views, used, kept, T, done.points)
     if not len(held):
-        T = _as_before(T0, T, seen)
+        known = growth[seen & np.isfinite(growth)]
+        typical = np.median(known) if by_depth and len(known) else np.nan
+        T, scale = _as_before(T0, T, seen, float(np.exp(-typical)))
+        growth = growth + np.log(scale)
     return AdjustedMap(
-        {v.id: T[k] for k, v in enumerate(views) if seen[k]}, used.count, after, before
-    )
+        {v.id: T[k] for k, v in enumerate(views) if seen[k]},
+        {v.id: float(np.exp(growth[k])) for k, v in enumerate(views) if seen[k]},
+        used.count, after, before,
+    )  # fmt: skip
 
 
 def _typical_error(tracks: _Tracks, T: Array, K: Array) -> float:
@@ -340,7 +359,9 @@ def _loose(views: Sequence[MapView]) -> PosePriors:
     """Returns the present poses from view to view, with large standard deviations."""
     T = np.array([v.T_local_camera for v in views])
     step = np.linalg.inv(T[:-1]) @ T[1:]
-    depth = np.array([v.depth for v in views[:-1]])
+    depth = np.array([v.depth for v in views])
+    known = depth[np.isfinite(depth)]
+    depth = np.where(np.isfinite(depth), depth, np.median(known) if len(known) else 1.0)[:-1]
     length = np.linalg.norm(step[:, :3, 3], axis=1)
     index = np.arange(len(views))
     rotation = np.full(len(step), LOOSE_ROTATION)
@@ -354,19 +375,38 @@ def _loose(views: Sequence[MapView]) -> PosePriors:
     return PosePriors.isotropic(index[:-1], index[1:], step, rotation, position, NETWORK)
 
 
-def _as_before(T0: Array, T: Array, used: Array) -> Array:
+def _depth_growth(
+    views: Sequence[MapView], tracks: _Tracks, kept: Array, T: Array, points: Array
+) -> Array:
+    """Returns the logarithms [V] of the depth of points over that of the views' features, median;
+    NaN: unknown."""
+    x = points[tracks.track] - T[tracks.view, :3, 3]
+    z = np.einsum("oi,oi->o", x, T[tracks.view, :3, 2])
+    stated = np.concatenate([v.log_depth for v in views])[tracks.feature]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratio = np.where(kept & (z > 0), np.log(z) - stated, np.nan)
+    out = np.full(len(views), np.nan)
+    for k in range(len(views)):
+        own = ratio[(tracks.view == k) & np.isfinite(ratio)]
+        if len(own):
+            out[k] = np.median(own)
+    return out
+
+
+def _as_before(T0: Array, T: Array, used: Array, scale: float) -> tuple[Array, float]:
     """Returns poses [V, 4, 4] turned, moved and scaled so that those ``used`` [V] are where they
-    were on average."""
+    were on average, and the scale. scale: NaN: that of their positions."""
     turn = np.einsum("vij,vkj->ik", T0[used, :3, :3], T[used, :3, :3])
     U, _, Vt = np.linalg.svd(turn)
     R = U @ np.diag([1, 1, np.linalg.det(U @ Vt)]) @ Vt
     c0, c = T0[used, :3, 3], T[used, :3, 3]
     a, b = (c - c.mean(0)) @ R.T, c0 - c0.mean(0)
     power = float((a**2).sum())
-    scale = float((a * b).sum()) / power if power > 0 else 1.0
+    if not np.isfinite(scale):
+        scale = float((a * b).sum()) / power if power > 0 else 1.0
     if not scale > 0:
         scale = 1.0
     out = T.copy()
     out[:, :3, :3] = R @ T[:, :3, :3]
     out[:, :3, 3] = c0.mean(0) + scale * (T[:, :3, 3] - c.mean(0)) @ R.T
-    return out
+    return out, scale

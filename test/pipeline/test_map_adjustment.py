@@ -124,7 +124,7 @@ def test_the_first_frame_stays_the_maps_origin(adjusted):
 def test_everything_in_the_map_has_the_same_poses(adjusted):
     pipeline, _ = adjusted
     table = pipeline.map.table
-    known = {(f.stamp_ns, f.camera): f for f in table.path.frames_since(0)}
+    known = {(f.stamp_ns, f.camera): f for f in table.path.frames_of(pipeline.map.submaps)}
     rows = [*table.shared.values(), *table.keyframes.values()]
     compared = 0
     for row in rows:
@@ -156,10 +156,10 @@ def test_live_frames_do_not_wait(walk, monkeypatch):
     started, go = threading.Event(), threading.Event()
     work = map_adjustment.adjusted_map
 
-    def slow(*args):
+    def slow(*args, **options):
         started.set()
         assert go.wait(60.0)
-        return work(*args)
+        return work(*args, **options)
 
     monkeypatch.setattr(map_adjustment, "adjusted_map", slow)
     pipeline = opened(walk)
@@ -182,7 +182,7 @@ def test_an_adjustment_of_another_map_is_not_applied(walk, monkeypatch):
     work = map_adjustment.adjusted_map
     monkeypatch.setattr(
         map_adjustment, "adjusted_map",
-        lambda *args: go.wait(60.0) and work(*args),
+        lambda *args, **options: go.wait(60.0) and work(*args, **options),
     )  # fmt: skip
     for what in ("reset", "correct"):
         go.clear()
@@ -210,7 +210,7 @@ def test_an_adjustment_of_another_map_is_not_applied(walk, monkeypatch):
 
 
 def test_a_failure_leaves_the_map_and_is_counted(walk, monkeypatch, caplog):
-    def fails(*_):
+    def fails(*_, **__):
         raise np.linalg.LinAlgError("singular")
 
     monkeypatch.setattr(map_adjustment, "adjusted_map", fails)
@@ -264,7 +264,7 @@ def test_features_of_the_newest_keyframes_only(walk, monkeypatch):
     adjustment = pipeline.scene_map.adjustment
     assert len(adjustment._keyframes) == 10
     kept = {k.id for k in adjustment._keyframes} | {k.id for k in adjustment._newest.values()}
-    adjustment._job([], rigid=False, most=10)
+    adjustment._job([], 10)
     assert {id for pair in adjustment._matches._pairs for id in pair} <= kept
     list(pipeline.flush())
     assert map_error(walk, pipeline) < 0.1
@@ -284,7 +284,7 @@ def a_job(submaps, held=(), rigid=False, local=IDENTITY, movable=None):
     """Keyframes 0, 2, 4, ... of a way, in submaps whose frames are their first keyframes."""
     nothing = Features((1, 1), np.zeros((0, 2)), np.zeros((0, 128), np.uint8))
     ids = [2 * k for k in range(len(submaps))]
-    views = [MapView(k, "", nothing, np.eye(3), placed(k), 1.0) for k in ids]
+    views = [MapView(k, "", nothing, np.eye(3), placed(k), np.zeros(0)) for k in ids]
     first = {
         s: Similarity(
             1.0, placed(2 * submaps.index(s))[:3, :3], placed(2 * submaps.index(s))[:3, 3]
@@ -294,8 +294,13 @@ def a_job(submaps, held=(), rigid=False, local=IDENTITY, movable=None):
     return _AdjustmentJob(
         views, MapMatches(), np.array(ids), np.array(submaps), first,
         frozenset(first if movable is None else movable), local, 0, list(held),
-        PosePriors.none(), rigid,
+        PosePriors.none(), rigid, True,
     )  # fmt: skip
+
+
+def moved(poses, depth=1.0):
+    """What was found of keyframes whose depth is by this factor larger than it was."""
+    return AdjustedMap(poses, dict.fromkeys(poses, depth), 9, 0.1, 1.0)
 
 
 def the_frames(job):
@@ -324,7 +329,7 @@ def test_a_map_that_moves_as_one_keeps_its_shape(scale):
     job = a_job(SUBMAPS)
     move = Similarity(scale, Rotation.from_euler("xyz", [5, -8, 3], degrees=True).as_matrix(),
                       np.array([0.1, 0.3, -0.2]))  # fmt: skip
-    done = AdjustedMap({v.id: move.pose(v.T_local_camera) for v in job.views}, 9, 0.1, 1.0)
+    done = moved({v.id: move.pose(v.T_local_camera) for v in job.views}, scale)
     found = adjustment_of(job, done, the_frames(job))
     for frame in found.frames:
         T = in_map(job, found, frame)  # the first one stays, and the unit is the new one
@@ -345,7 +350,7 @@ def bent(k):
 
 def test_keyframes_are_where_they_were_measured_and_frames_between_them():
     job = a_job(SUBMAPS)
-    done = AdjustedMap({v.id: bent(v.id) for v in job.views}, 9, 0.1, 1.0)
+    done = moved({v.id: bent(v.id) for v in job.views})
     found = adjustment_of(job, done, the_frames(job))
     assert [f.stamp_ns for f in found.frames] == list(range(39))
     after = {f.stamp_ns: in_map(job, found, f) for f in found.frames}
@@ -360,7 +365,7 @@ def test_keyframes_are_where_they_were_measured_and_frames_between_them():
 
 def test_the_newest_keyframe_stays_in_odometry():
     job = a_job(SUBMAPS)
-    done = AdjustedMap({v.id: bent(v.id) for v in job.views}, 9, 0.1, 1.0)
+    done = moved({v.id: bent(v.id) for v in job.views})
     later = PoseInSubmap(50, "", 2, job.T_local_submap[2].inverse().pose(placed(50)))
     frames = [*the_frames(job), later]
     found = adjustment_of(job, done, frames)
@@ -375,7 +380,7 @@ def test_what_is_not_measured_to_be_connected_stays_in_the_map():
     job = dataclasses.replace(
         whole, views=whole.views[4:], stamps_ns=whole.stamps_ns[4:], submaps=whole.submaps[4:]
     )
-    done = AdjustedMap({v.id: bent(v.id) for v in job.views}, 9, 0.1, 1.0)
+    done = moved({v.id: bent(v.id) for v in job.views})
     found = adjustment_of(job, done, the_frames(whole)[8:])
     c = found.correction
     there = c.T_map_local @ c.moves[0] @ job.T_local_submap[0]
@@ -393,7 +398,7 @@ def test_submaps_of_a_map_in_metres_keep_their_size():
     grown = {v.id: placed(v.id) for v in job.views}
     for k, T in grown.items():
         T[:3, 3] *= 1 + 0.01 * k
-    found = adjustment_of(job, AdjustedMap(grown, 9, 0.1, 1.0), the_frames(job))
+    found = adjustment_of(job, moved(grown, 1.3), the_frames(job))
     assert all(m.scale == pytest.approx(1.0) for m in found.correction.moves.values())
     assert found.correction.T_map_local.scale == pytest.approx(1.0)
 
@@ -403,4 +408,64 @@ def test_an_incredible_size_is_refused():
     shrunk = {v.id: placed(v.id) for v in job.views}
     for T in shrunk.values():
         T[:3, 3] *= 0.1
-    assert adjustment_of(job, AdjustedMap(shrunk, 9, 0.1, 1.0), the_frames(job)) is None
+    assert adjustment_of(job, moved(shrunk, 0.1), the_frames(job)) is None
+
+
+def test_points_of_a_submap_get_the_depth_that_tracks_have_there():
+    job = a_job(SUBMAPS)
+    depth = {v.id: {0: 1.3, 1: 1.1, 2: 0.9}[int(s)]
+             for v, s in zip(job.views, job.submaps, strict=True)}  # fmt: skip
+    depth[0] = np.nan
+    done = dataclasses.replace(moved({v.id: placed(v.id) for v in job.views}), depth=depth)
+    c = adjustment_of(job, done, the_frames(job)).correction
+    sizes = [c.T_map_local.scale * c.moves[s].scale for s in (0, 1)] + [c.T_map_local.scale]
+    np.testing.assert_allclose(sizes, [1.3, 1.1, 0.9])
+
+
+def test_metres_do_not_grow_with_a_wrong_motion(walk):
+    """The first motions may be far too long by the network; its depth gives the metres."""
+
+    class TooFar(TruthSession):
+        def infer(self, window):
+            found = super().infer(window)
+            found.T_window_camera[:, :3, 3] *= 1.3
+            return found
+
+    sizes = []
+    for on in (False, True):
+        pipeline = opened(walk, **{"refinement.map": on, "scale.source": "fixed"})
+        pipeline = Pipeline(pipeline.config, TooFar(walk[1], noise=Noise(smooth=0.02)))
+        results = run(walk, pipeline)
+        true = {f.stamp_ns: f.depth for f in walk[1]}
+        sizes.append([float(np.nanmedian(r.depth_m / resized(true[r.stamp_ns], r.depth_m)))
+                      for r in results])  # fmt: skip
+        assert bool(pipeline.counters["map_adjustments"]) == on
+    without, adjusted = np.array(sizes)
+    assert np.abs(np.diff(adjusted)).max() < 0.05
+    assert abs(adjusted[-1] / without[0] - 1) < 0.05
+
+
+def resized(depth, like):
+    """The true depth at the pixels of a smaller image."""
+    rows, columns = (
+        (np.arange(n) * m / n + m / n / 2).astype(int)
+        for n, m in zip(like.shape, depth.shape, strict=True)
+    )
+    return depth[np.ix_(rows, columns)]
+
+
+def test_older_keyframes_stay_in_the_map(walk, monkeypatch):
+    """Also those of a submap that has newer ones."""
+    monkeypatch.setattr(map_adjustment, "NEWEST", 8)
+    pipeline = opened(walk)
+    before, checked = {}, 0
+    for f in walk[1]:
+        count = len(pipeline.told.corrections)
+        list(pipeline.push(to_frame(walk[0], f)))
+        now = {p.stamp_ns: p.T_map_camera for p in pipeline.poses() if p.keyframe}
+        if len(pipeline.told.corrections) > count and len(before) > 12:
+            for stamp in sorted(before)[:-8]:
+                np.testing.assert_allclose(now[stamp], before[stamp], atol=1e-9)
+                checked += 1
+        before = now
+    assert checked > 4

@@ -25,6 +25,10 @@ from da3_ros.refinement.tracked_view import MeasuredPose
 SHAPE = (240, 320)
 K = np.array([[260.0, 0, 160], [0, 260, 120], [0, 0, 1]])
 NONE = PosePriors.none()
+NOTHING = {
+    "features": Features(SHAPE, np.zeros((0, 2)), np.zeros((0, 128), np.uint8)),
+    "log_depth": np.zeros(0),
+}
 
 
 def wall(seed, count=1500):
@@ -62,6 +66,7 @@ def drifted(T, scale=0.2, turn_deg=4.0):
 
 
 def seen(T, points, descriptors, rng, noise=0.2, wrong=0.0, K=K):
+    """Features of a view, and the logarithms of their depth."""
     x = (points - T[:3, 3]) @ T[:3, :3]
     ahead = np.flatnonzero(x[:, 2] > 0.1)
     at = (x[ahead] / x[ahead, 2:]) @ K.T
@@ -70,16 +75,18 @@ def seen(T, points, descriptors, rng, noise=0.2, wrong=0.0, K=K):
     d = np.clip(descriptors[some].astype(int) + rng.integers(-3, 4, (len(some), 128)), 0, 255)
     swapped = rng.permutation(np.flatnonzero(rng.random(len(some)) < wrong))
     d[np.sort(swapped)] = d[swapped]
-    return Features(SHAPE, pixel + rng.normal(0, noise, pixel.shape), d.astype(np.uint8))
+    features = Features(SHAPE, pixel + rng.normal(0, noise, pixel.shape), d.astype(np.uint8))
+    return features, np.log(x[some, 2])
 
 
 def map_views(true, start, *, seed=0, wrong=0.0, **values):
     rng = np.random.default_rng(seed)
     points, descriptors = wall(seed)
-    return [
-        MapView(k, "", seen(T, points, descriptors, rng, wrong=wrong), K, start[k], 3.0, **values)
-        for k, T in enumerate(true)
-    ]
+    out = []
+    for k, T in enumerate(true):
+        features, log_depth = seen(T, points, descriptors, rng, wrong=wrong)
+        out.append(MapView(k, "", features, K, start[k], log_depth, **values))
+    return out
 
 
 def adjusted(views, loops=NONE, held=()):
@@ -129,6 +136,32 @@ def test_points_that_come_back_are_the_same_points():
     assert all(len(t) == len({v for v, _ in t}) for t in tracks)  # one feature of a view
     features = [f for t in tracks for f in t]
     assert len(features) == len(set(features))  # each in one track
+
+
+@pytest.mark.parametrize("factor", [0.7, 1.0, 1.4])
+def test_depths_or_distances_stay_on_average(factor):
+    """Of a path that is too long or too short for its depths."""
+    true = there_and_back()
+    start = drifted(true)
+    start[:, :3, 3] *= factor
+    matches = MapMatches()
+    views = map_views(true, start)
+    matches.extend(views)
+
+    def size(poses):
+        return np.linalg.norm(poses[:, :3, 3] - poses[:, :3, 3].mean(0))
+
+    done = adjusted_map(views, matches, NONE)
+    assert size(poses_of(done, 24)) == pytest.approx(size(true), rel=0.01)
+    assert list(done.depth) == list(done.poses)
+    np.testing.assert_allclose(list(done.depth.values()), 1.0, atol=0.02)
+    done = adjusted_map(views, matches, NONE, by_depth=False)
+    assert size(poses_of(done, 24)) == pytest.approx(size(start), rel=0.05)
+    np.testing.assert_allclose(list(done.depth.values()), size(start) / size(true), rtol=0.06)
+    blind = [dataclasses.replace(v, log_depth=np.full_like(v.log_depth, np.nan)) for v in views]
+    done = adjusted_map(blind, matches, NONE)  # nobody knows depths: distances stay
+    assert size(poses_of(done, 24)) == pytest.approx(size(start), rel=0.05)
+    assert np.isnan(list(done.depth.values())).all()
 
 
 def test_exact_poses_stay():
@@ -187,17 +220,14 @@ def test_too_little_is_no_map():
     views = map_views(true, true)
     assert adjusted([]) is None
     assert adjusted(views[:2]) is None
-    nothing = Features(SHAPE, np.zeros((0, 2)), np.zeros((0, 128), np.uint8))
-    assert adjusted([dataclasses.replace(v, features=nothing) for v in views]) is None
+    assert adjusted([dataclasses.replace(v, **NOTHING) for v in views]) is None
 
 
 def test_a_keyframe_without_matches_has_no_pose_and_spoils_none():
     true = there_and_back()
     start = drifted(true)
     views = map_views(true, start)
-    views[7] = dataclasses.replace(
-        views[7], features=Features(SHAPE, np.zeros((0, 2)), np.zeros((0, 128), np.uint8))
-    )
+    views[7] = dataclasses.replace(views[7], **NOTHING)
     done = adjusted(views)
     assert set(range(24)) - done.poses.keys() == {7}
     rest = [k for k in range(24) if k != 7]
@@ -212,7 +242,8 @@ def test_a_loop_that_images_do_not_show_holds():
     views = []
     for k, T in enumerate(true):
         points, descriptors = wall(0 if k < 12 else 5)
-        views.append(MapView(k, "", seen(T, points, descriptors, rng), K, start[k], 3.0))
+        features, log_depth = seen(T, points, descriptors, rng)
+        views.append(MapView(k, "", features, K, start[k], log_depth))
     loop = PosePriors.isotropic(
         np.array([0]), np.array([23]), (np.linalg.inv(true[0]) @ true[23])[None],
         np.array([0.002]), np.array([0.005]), NETWORK,
@@ -234,9 +265,10 @@ def test_a_rig_whose_cameras_see_different_walls_keeps_its_shape():
     for k, T in enumerate(true):
         for name, seed, mount in (("a", 0, np.eye(4)), ("b", 9, across)):
             points, descriptors = wall(seed)
+            features, log_depth = seen(T @ mount, points, descriptors, rng)
             views.append(MapView(
-                2 * k + seed // 9, name, seen(T @ mount, points, descriptors, rng), K,
-                start[k] @ mount, 3.0, measured=MeasuredPose(None, None, mount, k),
+                2 * k + seed // 9, name, features, K, start[k] @ mount, log_depth,
+                measured=MeasuredPose(None, None, mount, k),
             ))  # fmt: skip
     done = adjusted(views)
     pairs = [np.linalg.inv(done.poses[2 * k]) @ done.poses[2 * k + 1] for k in range(16)]
