@@ -239,11 +239,12 @@ class Trajectory:
             if k is not None and rows["submap"][k] == f.submap:
                 rows["T"][k] = f.T_submap_camera[:3]
 
-    def frames_of(self, submaps: Collection[int]) -> list[PoseInSubmap]:
-        """Returns the poses of frames in these submaps."""
+    def frames_of(self, submaps: Collection[int], most: int) -> list[PoseInSubmap]:
+        """Returns the poses of keyframes in these submaps, and of the newest ``most`` frames."""
         rows = self._rows[: self._size]
+        rows = rows[np.isin(rows["submap"], list(submaps))]
         out = []
-        for row in rows[np.isin(rows["submap"], list(submaps))]:
+        for row in rows[rows["keyframe"] | (np.arange(len(rows)) >= len(rows) - most)]:
             T = np.eye(4)
             T[:3] = row["T"]
             name = self._cameras[row["camera"]]

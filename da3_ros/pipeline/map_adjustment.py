@@ -31,6 +31,8 @@ from da3_ros.types import Array
 log = logging.getLogger(__name__)
 
 MOST = 160  # newest keyframes that are adjusted after a loop, and at the end
+# Newest frames that are put between their keyframes; older ones move with their submaps.
+MOST_FRAMES = 4000
 EVERY, NEWEST = 4, 24  # new keyframes from one adjustment to the next, and those that it has
 FEWEST = 3  # keyframes that are adjusted, and that hold them
 MAX_SCALE = 3.0  # factor on lengths of a submap; more is a fault
@@ -239,7 +241,7 @@ class MapAdjustment(MapListener):
         if job.corrections != table.corrections or not job.T_map_local.is_same(table.T_map_local):
             self._all = True  # again: the map has changed in the meantime
             return None
-        frames = table.path.frames_of(job.T_local_submap)
+        frames = table.path.frames_of(job.T_local_submap, MOST_FRAMES)
         found = adjustment_of(job, done, frames)
         self._counters["map_adjustments" if found else "map_adjustments_refused"] += 1
         return found

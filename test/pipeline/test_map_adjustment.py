@@ -124,7 +124,7 @@ def test_the_first_frame_stays_the_maps_origin(adjusted):
 def test_everything_in_the_map_has_the_same_poses(adjusted):
     pipeline, _ = adjusted
     table = pipeline.map.table
-    known = {(f.stamp_ns, f.camera): f for f in table.path.frames_of(pipeline.map.submaps)}
+    known = {(f.stamp_ns, f.camera): f for f in table.path.frames_of(pipeline.map.submaps, 10**6)}
     rows = [*table.shared.values(), *table.keyframes.values()]
     compared = 0
     for row in rows:
@@ -469,3 +469,16 @@ def test_older_keyframes_stay_in_the_map(walk, monkeypatch):
                 checked += 1
         before = now
     assert checked > 4
+
+
+def test_time_does_not_grow_with_frames_between_keyframes(walk, monkeypatch):
+    """Of more than these, only keyframes are put where they were measured."""
+    monkeypatch.setattr(map_adjustment, "MOST_FRAMES", 5)
+    pipeline = opened(walk)
+    run(walk, pipeline)
+    keyframes = sum(p.keyframe for p in pipeline.poses())
+    assert pipeline.told.frames
+    moved = [frames for frames in pipeline.told.frames if len(frames) > 12]
+    assert moved
+    assert all(len(frames) <= keyframes + 5 for frames in moved)
+    assert map_error(walk, pipeline) < 0.02
