@@ -442,8 +442,10 @@ class LoopClosure(MapListener):
     def on_correction(self, correction: Correction, _before: Mapping[int, Similarity]) -> None:
         """Notes that submaps have moved, by a loop or by another SLAM."""
         self.closed += not (correction.followed or correction.adjusted)
-        if correction.followed or correction.adjusted:
+        if correction.followed:
             self._graph.measure_anew()
+        elif correction.adjusted:  # what loops have measured stays: it had a say
+            self._graph.measure_anew(next(iter(correction.moves), 0), loops=False)
         if not correction.adjusted:  # which moves both ends of what waits by little
             self._unconfirmed.clear()
         self.candidates.restart()

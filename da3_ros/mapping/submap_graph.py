@@ -295,11 +295,16 @@ class SubmapGraph:
         self.nodes[:], self._edges[:] = nodes, edges
         self._changed()
 
-    def measure_anew(self) -> None:
-        """Takes the poses of all nodes as measured by all edges; their uncertainty stays."""
+    def measure_anew(self, first: int = 0, *, loops: bool = True) -> None:
+        """Takes the poses of nodes as measured by the edges between them; their uncertainty stays.
+
+        first: the oldest submap whose node counts. loops: whether loops are measured anew too.
+        """
         pose = {node.first: self.pose(node) for node in self.nodes}
         self._edges[:] = [
             dataclasses.replace(e, measured=pose[e.first].inverse() @ pose[e.second])
+            if min(e.first, e.second) >= first and (loops or not e.loop)
+            else e
             for e in self._edges
         ]
         self._changed()

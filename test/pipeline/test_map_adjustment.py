@@ -12,8 +12,10 @@ from support.pipelines import to_frame
 from da3_ros.config import config_from_parameters
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.mapping.frames import PoseInSubmap
-from da3_ros.mapping.graph_solution import Correction, Moves
-from da3_ros.mapping.map_table import MapListener
+from da3_ros.mapping.graph_solution import Correction, Moves, Node
+from da3_ros.mapping.loop_closure import LoopClosure
+from da3_ros.mapping.map_table import MapListener, MapTable
+from da3_ros.mapping.submap_spill import Submap
 from da3_ros.pipeline import map_adjustment
 from da3_ros.pipeline.map_adjustment import _AdjustmentJob, adjustment_of
 from da3_ros.pipeline.pipeline import Pipeline
@@ -482,3 +484,24 @@ def test_time_does_not_grow_with_frames_between_keyframes(walk, monkeypatch):
     assert moved
     assert all(len(frames) <= keyframes + 5 for frames in moved)
     assert map_error(walk, pipeline) < 0.02
+
+
+def test_what_loops_have_measured_stays():
+    """Edges of odometry between submaps that have moved are measured anew; nothing else is."""
+    table = MapTable()
+    loops = LoopClosure(table)
+    for id in range(4):
+        table.add(Submap(id, 0, Similarity(1.0, np.eye(3), np.array([float(id), 0, 0]))))
+        loops._graph.add(id, np.full(3, 1e-4) if id else None, guessed=False)
+    off = Similarity(1.0, np.eye(3), np.array([0.0, 0.3, 0.0]))
+    loops._graph.add_loop(0, 3, off, np.full(3, 1e-4))
+    before = {(e.first, e.second): e.measured for e in table.edges}
+    up = Similarity(1.1, np.eye(3), np.array([0.0, 0.1, 0.0]))
+    moves = Moves((Node(1, 1), Node(2, 2)), (up, up))
+    table.correct(Correction(moves, IDENTITY, IDENTITY, adjusted=True))
+    after = {(e.first, e.second): e.measured for e in table.edges}
+    assert after[0, 3].is_same(before[0, 3])
+    assert after[0, 1].is_same(before[0, 1])
+    np.testing.assert_allclose(after[2, 3].t, [(3 - 2.2) / 1.1, -0.1 / 1.1, 0], atol=1e-9)
+    np.testing.assert_allclose(after[1, 2].t, [1, 0, 0], atol=1e-9)
+    assert loops.closed == 0
