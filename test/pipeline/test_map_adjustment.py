@@ -15,6 +15,7 @@ from da3_ros.mapping.frames import PoseInSubmap
 from da3_ros.mapping.graph_solution import Correction, Moves, Node
 from da3_ros.mapping.loop_closure import LoopClosure
 from da3_ros.mapping.map_table import MapListener, MapTable
+from da3_ros.mapping.pose_graph import Edge
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.pipeline import map_adjustment
 from da3_ros.pipeline.map_adjustment import _AdjustmentJob, adjustment_of
@@ -505,3 +506,56 @@ def test_what_loops_have_measured_stays():
     np.testing.assert_allclose(after[2, 3].t, [(3 - 2.2) / 1.1, -0.1 / 1.1, 0], atol=1e-9)
     np.testing.assert_allclose(after[1, 2].t, [1, 0, 0], atol=1e-9)
     assert loops.closed == 0
+
+
+def test_a_loop_has_a_say_between_its_ends():
+    """Also if the submaps have drifted since it was measured."""
+    job = a_job(SUBMAPS)
+    poses = job.T_local_submap
+    drift = Similarity(1.0, np.eye(3), np.array([0.0, 0.2, 0.0]))
+    measured = poses[0].inverse() @ drift @ poses[2]
+    edge = Edge(0, 2, measured, np.array([0.01, 0.02, 0.03]), loop=True)
+    others = [
+        dataclasses.replace(edge, loop=False),
+        dataclasses.replace(edge, second=7),  # no submap of the job
+    ]
+    priors = map_adjustment._loop_priors(job.views, job.submaps.tolist(), [*others, edge], poses)
+    first, second = job.views[0], job.views[16]
+    assert (priors.first.tolist(), priors.second.tolist()) == ([first.id], [second.id])
+    there = drift.pose(second.T_local_camera)
+    wanted = np.linalg.inv(first.T_local_camera) @ there
+    np.testing.assert_allclose(priors.T_first_second[0], wanted, atol=1e-9)
+    np.testing.assert_allclose(np.diag(priors.root[0])[:3], 1 / 0.02)
+    np.testing.assert_allclose(np.diag(priors.root[0])[3:], 1 / 0.03)
+
+
+def test_all_keyframes_count_after_a_loop(walk, monkeypatch):
+    monkeypatch.setattr(map_adjustment, "NEWEST", 4)
+    counts = []
+    work = map_adjustment.adjusted_map
+
+    def counted(views, *args, **options):
+        counts.append(len(views))
+        return work(views, *args, **options)
+
+    monkeypatch.setattr(map_adjustment, "adjusted_map", counted)
+    pipeline = opened(walk)
+    run(walk, pipeline, walk[1][:25])
+    assert counts
+    assert max(counts) == 4
+    T = pipeline.map.table.T_map_local
+    pipeline.scene_map.correct(Correction(Moves((), ()), T, T, loops=((0, 1),)))
+    run(walk, pipeline, walk[1][25:26])
+    assert counts[-1] > 6
+
+
+def test_a_time_jump_begins_with_new_features(walk):
+    """Frames of a recording that starts again have the stamps of earlier ones."""
+    pipeline = opened(walk)
+    run(walk, pipeline, walk[1][:25])
+    adjustment = pipeline.scene_map.adjustment
+    before = {k.id for k in adjustment._keyframes}
+    assert len(before) > 6
+    run(walk, pipeline, walk[1][:3])
+    assert not before & {k.id for k in adjustment._keyframes}
+    assert not before & {k.id for k in adjustment._newest.values()}
