@@ -35,6 +35,8 @@ MOST = 160  # newest keyframes that are adjusted after a loop, and at the end
 MOST_FRAMES = 4000
 EVERY, NEWEST = 4, 24  # new keyframes from one adjustment to the next, and those that it has
 FEWEST = 3  # keyframes that are adjusted, and that hold them
+AROUND = 6  # keyframes that show by how much lengths of a submap change, at least
+LEAST_SPREAD = 0.05  # of their positions over depth
 MAX_SCALE = 3.0  # factor on lengths of a submap; more is a fault
 REPORTED = 10  # failures that are logged; all are counted
 
@@ -292,18 +294,14 @@ def adjustment_of(
     submaps, stamps = job.submaps[used], job.stamps_ns[used]
     before = np.array([v.T_local_camera for v in views])
     after = np.array([done.poses[v.id] for v in views])
-    growth = np.array([done.depth[v.id] for v in views])
+    depth = np.array([v.depth for v in views])
     mine = [id for id in job.T_local_submap if id in job.movable]
     moves: dict[int, Similarity] = {}
     for id in mine:
         own = submaps == id
         if own.any():
             scale = moves[max(moves)].scale if moves else 1.0
-            known = growth[own & np.isfinite(growth)]
-            if job.rigid:
-                scale = 1.0
-            elif len(known):  # points of a submap have the depth of its keyframes
-                scale = float(np.median(known))
+            scale = 1.0 if job.rigid else _growth(before, after, depth, own, scale)
             if not 1 / MAX_SCALE < scale < MAX_SCALE:
                 return None
             moves[id] = _move(before[own], after[own], scale)
@@ -394,6 +392,20 @@ class _Motion:
         arm = np.einsum("fij,fj->fi", R, T[:, :3, 3] - self.before[k, :3, 3])
         out[:, :3, 3] = self.after[k, :3, 3] + self.scale[k, None] * arm
         return out
+
+
+def _growth(before: Array, after: Array, depth: Array, own: Array, scale: float) -> float:
+    """Returns by what factor distances between views ``own`` [V] and those around them have grown;
+    ``scale`` if they are too near to each other to show it."""
+    index = np.arange(len(own))
+    middle = float(index[own].mean())
+    near = np.argsort(np.abs(index - middle), kind="stable")[: max(AROUND, int(own.sum()))]
+    a, b = (T[near, :3, 3] - T[near, :3, 3].mean(0) for T in (before, after))
+    power, typical = float((a**2).sum()), float(np.median(depth[near]))
+    if not math.sqrt(power / len(near)) > LEAST_SPREAD * typical:
+        return scale
+    R = _move(before[own], after[own], 1.0).R
+    return float((b * (a @ R.T)).sum()) / power
 
 
 def _move(before: Array, after: Array, scale: float) -> Similarity:

@@ -284,7 +284,7 @@ class SceneMap(MapListener):
         source = self.scale.source
         found = self.adjustment.end_window(
             self.table.edges, rigid=self.scale.measured,
-            by_depth=source.by_depth or not source.learns, ends=ends,
+            by_depth=self.scale.measured and (source.by_depth or not source.learns), ends=ends,
         )  # fmt: skip
         if found is not None:
             self.correct(found.correction)

@@ -85,7 +85,6 @@ class AdjustedMap:
     """The keyframes that were adjusted."""
 
     poses: dict[int, Array]  # [4, 4] in local, by id
-    depth: dict[int, float]  # depth by tracks over that of the view, typical one; NaN: unknown
     tracks: int
     error_px: float  # typical one of tracks that only judge, after
     error_before_px: float
@@ -274,7 +273,7 @@ class _Tracks:
 
 def adjusted_map(
     views: Sequence[MapView], matches: MapMatches, loops: PosePriors, held: Sequence[int] = (),
-    *, by_depth: bool = True,
+    *, by_depth: bool = False,
 ) -> AdjustedMap | None:  # fmt: skip
     """Adjusts keyframes together; None if that is not possible, or no better.
 
@@ -318,15 +317,13 @@ def adjusted_map(
     before, after = (_typical_error(judges, t, k) for t, k in ((T0, K0), (T, K)))
     if not after < WORSE * before + WORSE_PX:
         return None
-    growth = _depth_growth(views, used, kept, T, done.points)
     if not len(held):
-        known = growth[seen & np.isfinite(growth)]
-        typical = np.median(known) if by_depth and len(known) else np.nan
-        T, scale = _as_before(T0, T, seen, float(np.exp(-typical)))
-        growth = growth + np.log(scale)
+        growth = _depth_growth(views, used, kept, T, done.points)[seen]
+        known = growth[np.isfinite(growth)]
+        typical = float(np.median(known)) if by_depth and len(known) else np.nan
+        T = _as_before(T0, T, seen, float(np.exp(-typical)))
     return AdjustedMap(
         {v.id: T[k] for k, v in enumerate(views) if seen[k]},
-        {v.id: float(np.exp(growth[k])) for k, v in enumerate(views) if seen[k]},
         used.count, after, before,
     )  # fmt: skip
 
@@ -393,9 +390,9 @@ def _depth_growth(
     return out
 
 
-def _as_before(T0: Array, T: Array, used: Array, scale: float) -> tuple[Array, float]:
+def _as_before(T0: Array, T: Array, used: Array, scale: float) -> Array:
     """Returns poses [V, 4, 4] turned, moved and scaled so that those ``used`` [V] are where they
-    were on average, and the scale. scale: NaN: that of their positions."""
+    were on average. scale: NaN: that of their positions."""
     turn = np.einsum("vij,vkj->ik", T0[used, :3, :3], T[used, :3, :3])
     U, _, Vt = np.linalg.svd(turn)
     R = U @ np.diag([1, 1, np.linalg.det(U @ Vt)]) @ Vt
@@ -409,4 +406,4 @@ def _as_before(T0: Array, T: Array, used: Array, scale: float) -> tuple[Array, f
     out = T.copy()
     out[:, :3, :3] = R @ T[:, :3, :3]
     out[:, :3, 3] = c0.mean(0) + scale * (T[:, :3, 3] - c.mean(0)) @ R.T
-    return out, scale
+    return out

@@ -287,7 +287,7 @@ def a_job(submaps, held=(), rigid=False, local=IDENTITY, movable=None):
     """Keyframes 0, 2, 4, ... of a way, in submaps whose frames are their first keyframes."""
     nothing = Features((1, 1), np.zeros((0, 2)), np.zeros((0, 128), np.uint8))
     ids = [2 * k for k in range(len(submaps))]
-    views = [MapView(k, "", nothing, np.eye(3), placed(k), np.zeros(0)) for k in ids]
+    views = [MapView(k, "", nothing, np.eye(3), placed(k), np.zeros(1)) for k in ids]
     first = {
         s: Similarity(
             1.0, placed(2 * submaps.index(s))[:3, :3], placed(2 * submaps.index(s))[:3, 3]
@@ -301,9 +301,9 @@ def a_job(submaps, held=(), rigid=False, local=IDENTITY, movable=None):
     )  # fmt: skip
 
 
-def moved(poses, depth=1.0):
-    """What was found of keyframes whose depth is by this factor larger than it was."""
-    return AdjustedMap(poses, dict.fromkeys(poses, depth), 9, 0.1, 1.0)
+def moved(poses):
+    """What was found of keyframes."""
+    return AdjustedMap(poses, 9, 0.1, 1.0)
 
 
 def the_frames(job):
@@ -332,7 +332,7 @@ def test_a_map_that_moves_as_one_keeps_its_shape(scale):
     job = a_job(SUBMAPS)
     move = Similarity(scale, Rotation.from_euler("xyz", [5, -8, 3], degrees=True).as_matrix(),
                       np.array([0.1, 0.3, -0.2]))  # fmt: skip
-    done = moved({v.id: move.pose(v.T_local_camera) for v in job.views}, scale)
+    done = moved({v.id: move.pose(v.T_local_camera) for v in job.views})
     found = adjustment_of(job, done, the_frames(job))
     for frame in found.frames:
         T = in_map(job, found, frame)  # the first one stays, and the unit is the new one
@@ -401,7 +401,7 @@ def test_submaps_of_a_map_in_metres_keep_their_size():
     grown = {v.id: placed(v.id) for v in job.views}
     for k, T in grown.items():
         T[:3, 3] *= 1 + 0.01 * k
-    found = adjustment_of(job, moved(grown, 1.3), the_frames(job))
+    found = adjustment_of(job, moved(grown), the_frames(job))
     assert all(m.scale == pytest.approx(1.0) for m in found.correction.moves.values())
     assert found.correction.T_map_local.scale == pytest.approx(1.0)
 
@@ -411,18 +411,7 @@ def test_an_incredible_size_is_refused():
     shrunk = {v.id: placed(v.id) for v in job.views}
     for T in shrunk.values():
         T[:3, 3] *= 0.1
-    assert adjustment_of(job, moved(shrunk, 0.1), the_frames(job)) is None
-
-
-def test_points_of_a_submap_get_the_depth_that_tracks_have_there():
-    job = a_job(SUBMAPS)
-    depth = {v.id: {0: 1.3, 1: 1.1, 2: 0.9}[int(s)]
-             for v, s in zip(job.views, job.submaps, strict=True)}  # fmt: skip
-    depth[0] = np.nan
-    done = dataclasses.replace(moved({v.id: placed(v.id) for v in job.views}), depth=depth)
-    c = adjustment_of(job, done, the_frames(job)).correction
-    sizes = [c.T_map_local.scale * c.moves[s].scale for s in (0, 1)] + [c.T_map_local.scale]
-    np.testing.assert_allclose(sizes, [1.3, 1.1, 0.9])
+    assert adjustment_of(job, moved(shrunk), the_frames(job)) is None
 
 
 def test_metres_do_not_grow_with_a_wrong_motion(walk):
