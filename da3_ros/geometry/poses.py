@@ -47,6 +47,22 @@ def interpolate(a: Array, b: Array, share: float) -> Array:
     return out
 
 
+def between(a: Array, b: Array, share: Array) -> Array:
+    """Returns poses [N, 4, 4] between ``a`` (share 0) and ``b`` (share 1): linear and slerp."""
+    out, R = a.copy(), a[:, :3, :3]
+    turn = Rotation.from_matrix(R.transpose(0, 2, 1) @ b[:, :3, :3]).as_rotvec()
+    out[:, :3, :3] = R @ Rotation.from_rotvec(share[:, None] * turn).as_matrix()
+    out[:, :3, 3] += share[:, None] * (b[:, :3, 3] - a[:, :3, 3])
+    return out
+
+
+def mean_rotation(T_a_camera: Array, T_b_camera: Array) -> Array:
+    """Returns the rotation [3, 3] from frame ``b`` to frame ``a``, the mean of those that cameras
+    [N, 4, 4] say, which are known in both."""
+    U, _, V = np.linalg.svd(np.einsum("nij,nkj->ik", T_a_camera[:, :3, :3], T_b_camera[:, :3, :3]))
+    return np.asarray(U @ np.diag([1.0, 1.0, np.sign(np.linalg.det(U @ V))]) @ V)
+
+
 def spread(positions: Array, groups: Array) -> Array:
     """Returns positions [N, 3] less the mean of their group [N]."""
     out = positions.copy()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from da3_ros.geometry.poses import mean_rotation
 from da3_ros.types import Array
 
 
@@ -55,6 +56,24 @@ class Similarity:
         """The similarity with a given scale that maps pose ``T_source`` to ``T_target``."""
         R = T_target[:3, :3] @ T_source[:3, :3].T
         return Similarity(scale, R, T_target[:3, 3] - scale * R @ T_source[:3, 3])
+
+    @staticmethod
+    def aligning(
+        T_target: Array, T_source: Array, scale: float | None = None, *, unmoved: float = 1.0
+    ) -> Similarity:
+        """The similarity that maps poses [N, 4, 4] to others: mean rotation, then least squares.
+
+        The rotation is that of the orientations: camera centres on a line leave the rotation about
+        this line open. scale: None: that of the centres, ``unmoved`` if they show none.
+        """
+        R = mean_rotation(T_target, T_source)
+        source, target = (T[:, :3, 3].mean(0) for T in (T_source, T_target))
+        if scale is None:
+            moved, wanted = (T_source[:, :3, 3] - source) @ R.T, T_target[:, :3, 3] - target
+            extent = float((moved**2).sum())
+            scale = float((moved * wanted).sum()) / extent if extent > 1e-12 else unmoved
+            scale = scale if scale > 0 else unmoved
+        return Similarity(scale, R, target - scale * R @ source)
 
     @staticmethod
     def from_pose(T: Array) -> Similarity:

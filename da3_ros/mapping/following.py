@@ -6,17 +6,17 @@ Pure functions. Poses are rigid transforms ``T_map_submap`` [4, 4], metres.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from scipy.spatial.transform import Rotation
 
-from da3_ros.geometry.poses import interpolate, invert_pose
+from da3_ros.geometry.poses import between, interpolate, invert_pose
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.graph_solution import Correction, Moves, Node
-from da3_ros.mapping.slam_poses import between, mean_transform
+from da3_ros.mapping.slam_poses import mean_transform
 from da3_ros.mapping.trajectory import MAX_GAP_NS
 from da3_ros.types import Array
 
@@ -147,12 +147,13 @@ def _moves(before: SubmapPoses, after: SubmapPoses) -> tuple[Array, Array]:
 
 def correction_to(
     before: Mapping[int, Similarity], after: Mapping[int, Similarity], T_map_local: Similarity,
-    ties: tuple[tuple[int, int], ...],
+    ties: tuple[tuple[int, int], ...] = (), adjusted: Collection[int] = (),
 ) -> Correction:  # fmt: skip
     """Returns the correction that moves submaps from poses in the map to others.
 
-    ties: (older, newer) submap whose components become one. What a graph has of submaps that are
-    gone moves with the submap before them.
+    adjusted: submaps whose keyframes ask for it; none: another SLAM does. ties: (older, newer)
+    submap whose components become one. What a graph has of submaps that are gone moves with the
+    submap before them.
     """
     ids = sorted(before)
     newest = ids[-1]
@@ -165,7 +166,8 @@ def correction_to(
         nodes.append(Node(first[k], last[k]))
         moves.append(T_new.inverse() @ after[id] @ pose.inverse())
     moved = Moves(tuple(nodes), tuple(moves))
-    return Correction(moved, T_new, T_map_local, ties, followed=True)
+    ids_of = frozenset(adjusted)
+    return Correction(moved, T_new, T_map_local, ties, followed=not ids_of, adjusted=ids_of)
 
 
 def _of(values: Mapping[int, Any], ids: Array) -> Array:

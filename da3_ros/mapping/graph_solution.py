@@ -63,7 +63,7 @@ class Correction:
     # (log scale; rotation, rad; position, units), in the frame of odometry
     covariance: Array | None = None
     followed: bool = False  # another SLAM asks for it: its poses replace what edges measured
-    adjusted: bool = False  # images ask for it: likewise
+    adjusted: frozenset[int] = frozenset()  # submaps whose keyframes ask for it; likewise
 
     def local_move(self, submap: int) -> Similarity | None:
         """Returns how a submap moves in the frame of odometry; None: it stays there. Submaps older

@@ -445,7 +445,7 @@ class LoopClosure(MapListener):
         if correction.followed:
             self._graph.measure_anew()
         elif correction.adjusted:  # what loops have measured stays: it had a say
-            self._graph.measure_anew(next(iter(correction.moves), 0), loops=False)
+            self._graph.measure_anew(correction.adjusted)
         if not correction.adjusted:  # which moves both ends of what waits by little
             self._unconfirmed.clear()
         self.candidates.restart()

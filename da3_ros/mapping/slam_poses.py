@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.spatial.transform import Rotation
 
+from da3_ros.geometry.poses import between, mean_rotation
 from da3_ros.types import Array
 
 MOST = 100_000  # poses of a table, as many as of a trajectory
@@ -65,21 +66,11 @@ def interpolated(stamps: Array, poses: Array, at: Array) -> Array:
     return between(poses[before], poses[after], np.clip((at - stamps[before]) / span, 0.0, 1.0))
 
 
-def between(a: Array, b: Array, share: Array) -> Array:
-    """Returns poses [N, 4, 4] between ``a`` (share 0) and ``b`` (share 1): linear and slerp."""
-    out, R = a.copy(), a[:, :3, :3]
-    turn = Rotation.from_matrix(R.transpose(0, 2, 1) @ b[:, :3, :3]).as_rotvec()
-    out[:, :3, :3] = R @ Rotation.from_rotvec(share[:, None] * turn).as_matrix()
-    out[:, :3, 3] += share[:, None] * (b[:, :3, 3] - a[:, :3, 3])
-    return out
-
-
 def mean_transform(T_a_camera: Array, T_b_camera: Array) -> Array:
     """Returns ``T_a_b`` [4, 4], the rigid transform between two frames that cameras [N, 4, 4] are
     known in: the mean of the rotations, and with it of the positions."""
-    U, _, V = np.linalg.svd(np.einsum("nij,nkj->ik", T_a_camera[:, :3, :3], T_b_camera[:, :3, :3]))
     out = np.eye(4)
-    out[:3, :3] = U @ np.diag([1.0, 1.0, np.linalg.det(U @ V)]) @ V
+    out[:3, :3] = mean_rotation(T_a_camera, T_b_camera)
     out[:3, 3] = (T_a_camera[:, :3, 3] - T_b_camera[:, :3, 3] @ out[:3, :3].T).mean(axis=0)
     return out
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -295,15 +295,16 @@ class SubmapGraph:
         self.nodes[:], self._edges[:] = nodes, edges
         self._changed()
 
-    def measure_anew(self, first: int = 0, *, loops: bool = True) -> None:
+    def measure_anew(self, odometry_of: Collection[int] | None = None) -> None:
         """Takes the poses of nodes as measured by the edges between them; their uncertainty stays.
 
-        first: the oldest submap whose node counts. loops: whether loops are measured anew too.
+        odometry_of: only edges of odometry, between nodes of these submaps; None: all edges.
         """
         pose = {node.first: self.pose(node) for node in self.nodes}
         self._edges[:] = [
             dataclasses.replace(e, measured=pose[e.first].inverse() @ pose[e.second])
-            if min(e.first, e.second) >= first and (loops or not e.loop)
+            if odometry_of is None
+            or (not e.loop and e.first in odometry_of and e.second in odometry_of)
             else e
             for e in self._edges
         ]

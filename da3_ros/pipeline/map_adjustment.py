@@ -14,11 +14,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.spatial.transform import Rotation
 
+from da3_ros.geometry.poses import between, mean_rotation
 from da3_ros.geometry.similarity import IDENTITY, Similarity, orthonormal
+from da3_ros.mapping.following import correction_to
 from da3_ros.mapping.frames import PoseInSubmap
-from da3_ros.mapping.graph_solution import Correction, Moves, Node
+from da3_ros.mapping.graph_solution import Correction
 from da3_ros.mapping.map_table import MapListener, MapTable
 from da3_ros.mapping.pose_graph import Edge
 from da3_ros.mapping.submaps import relative_pose
@@ -72,8 +73,8 @@ class _AdjustmentJob:
     matches: MapMatches  # of theirs; more are added
     stamps_ns: Array  # [V]
     submaps: Array  # [V] of the views
-    T_local_submap: dict[int, Similarity]  # of all submaps from the oldest of the views on
-    movable: frozenset[int]  # those that the views' component has
+    T_map_submap: dict[int, Similarity]  # of all submaps
+    movable: list[int]  # those of the views' component, oldest first
     T_map_local: Similarity
     corrections: int  # number before
     held: list[int]  # ids of views that stay
@@ -201,9 +202,10 @@ class MapAdjustment(MapListener):
         if older or min(movable) < oldest:
             first = max(FEWEST, submaps.count(oldest))
             held = [v.id for v in views[: min(first, len(views) - 1)]]
-        at = {id: table.T_local_submap(id) for id in sorted(table.submaps) if id >= oldest}
+        at = {id: table.T_local_submap(id) for id in sorted(movable) if id >= oldest}
         return _AdjustmentJob(
-            views, self._matches, np.array(stamps), np.array(submaps), at, frozenset(movable),
+            views, self._matches, np.array(stamps), np.array(submaps),
+            {id: s.T_map_submap for id, s in table.submaps.items()}, sorted(movable),
             table.T_map_local, table.corrections, held,
             _loop_priors(views, submaps, loops, at), rigid=False, by_depth=True,
         )  # fmt: skip
@@ -243,7 +245,7 @@ class MapAdjustment(MapListener):
         if job.corrections != table.corrections or not job.T_map_local.is_same(table.T_map_local):
             self._all = True  # again: the map has changed in the meantime
             return None
-        frames = table.path.frames_of(job.T_local_submap, MOST_FRAMES)
+        frames = table.path.frames_of(job.movable, MOST_FRAMES)
         found = adjustment_of(job, done, frames)
         self._counters["map_adjustments" if found else "map_adjustments_refused"] += 1
         return found
@@ -295,7 +297,7 @@ def adjustment_of(
     before = np.array([v.T_local_camera for v in views])
     after = np.array([done.poses[v.id] for v in views])
     depth = np.array([v.depth for v in views])
-    mine = [id for id in job.T_local_submap if id in job.movable]
+    mine = [id for id in job.movable if id >= int(job.submaps.min())]
     moves: dict[int, Similarity] = {}
     for id in mine:
         own = submaps == id
@@ -304,39 +306,31 @@ def adjustment_of(
             scale = 1.0 if job.rigid else _growth(before, after, depth, own, scale)
             if not 1 / MAX_SCALE < scale < MAX_SCALE:
                 return None
-            moves[id] = _move(before[own], after[own], scale)
+            moves[id] = Similarity.aligning(after[own], before[own], scale)
     if job.held:  # the first one has older keyframes, which stay
         moves[min(moves)] = IDENTITY
     last = moves[min(moves)]
     for id in mine:
         last = moves.setdefault(id, last)
     # The newest keyframe stays, so that odometry goes on from where it is.
-    newest = max(job.T_local_submap)
-    by_newest = _move(before[-1:], after[-1:], moves[newest].scale)
+    newest, T = max(job.T_map_submap), job.T_map_local
+    by_newest = Similarity.between(after[-1], before[-1], moves[newest].scale)
     to_local = by_newest.inverse()
-    T_map_local = _with_first_kept(
-        job.T_map_local, before[0], to_local.pose(after[0]), by_newest.scale
-    )
-    stays = T_map_local.inverse() @ job.T_map_local
-    others = {
-        id: to_local @ moves[id] if id in moves else stays
-        for id in job.T_local_submap if id != newest
-    }  # fmt: skip
-    correction = Correction(
-        Moves(tuple(Node(id, id) for id in others), tuple(others.values())), T_map_local,
-        job.T_map_local, adjusted=True,
-    )  # fmt: skip
+    T_map_local = _with_first_kept(T, before[0], to_local.pose(after[0]), by_newest.scale)
+    local = {id: T.inverse() @ job.T_map_submap[id] for id in mine}
+    there = {id: to_local @ moves[id] @ S if id != newest else S for id, S in local.items()}
+    in_map = {id: T_map_local @ S for id, S in there.items()}
+    correction = correction_to(job.T_map_submap, {**job.T_map_submap, **in_map}, T, adjusted=mine)
     scales = np.array([moves[id].scale for id in submaps.tolist()]) / by_newest.scale
     moved = _Motion(
         stamps, [v.camera for v in views], before,
-        np.array([to_local.pose(T) for T in after]), scales,
+        np.array([to_local.pose(pose) for pose in after]), scales,
     )  # fmt: skip
-    there = {id: others.get(id, IDENTITY) @ S for id, S in job.T_local_submap.items()}
     mine_frames = [f for f in frames if f.submap in moves]
     poses = moved.poses(
         np.array([f.stamp_ns for f in mine_frames]),
         [f.camera for f in mine_frames],
-        np.array([job.T_local_submap[f.submap].pose(f.T_submap_camera) for f in mine_frames]),
+        np.array([local[f.submap].pose(f.T_submap_camera) for f in mine_frames]),
     )
     return Adjustment(correction, [
         replace(f, T_submap_camera=relative_pose(there[f.submap], T))
@@ -372,17 +366,14 @@ class _Motion:
         i, j = np.maximum(k - 1, 0), np.minimum(k, len(self.stamps_ns) - 1)
         span = self.stamps_ns[j] - self.stamps_ns[i]
         share = (stamps_ns - self.stamps_ns[i]) / np.maximum(span, 1)
-        share = np.where(span > 0, np.clip(share, 0.0, 1.0), 0.0)[:, None]
-        a, b = self._with(i, T), self._with(j, T)
-        turn = Rotation.from_matrix(a[:, :3, :3].transpose(0, 2, 1) @ b[:, :3, :3]).as_rotvec()
-        a[:, :3, :3] = a[:, :3, :3] @ Rotation.from_rotvec(share * turn).as_matrix()
-        a[:, :3, 3] += share * (b[:, :3, 3] - a[:, :3, 3])
+        share = np.where(span > 0, np.clip(share, 0.0, 1.0), 0.0)
+        out = between(self._with(i, T), self._with(j, T), share)
         own = zip(self.stamps_ns.tolist(), self.cameras, strict=True)
         at = {key: n for n, key in enumerate(own)}
         for n, key in enumerate(zip(stamps_ns.tolist(), cameras, strict=True)):
             if key in at:
-                a[n] = self.after[at[key]]
-        return a
+                out[n] = self.after[at[key]]
+        return out
 
     def _with(self, k: Array, T: Array) -> Array:
         """Returns poses [F, 4, 4] that move with keyframes ``k`` [F]."""
@@ -404,13 +395,5 @@ def _growth(before: Array, after: Array, depth: Array, own: Array, scale: float)
     power, typical = float((a**2).sum()), float(np.median(depth[near]))
     if not math.sqrt(power / len(near)) > LEAST_SPREAD * typical:
         return scale
-    R = _move(before[own], after[own], 1.0).R
+    R = mean_rotation(after[own], before[own])
     return float((b * (a @ R.T)).sum()) / power
-
-
-def _move(before: Array, after: Array, scale: float) -> Similarity:
-    """Returns how views move on average, from poses [V, 4, 4] to others; scale: of lengths."""
-    U, _, Vt = np.linalg.svd(np.einsum("vij,vkj->ik", after[:, :3, :3], before[:, :3, :3]))
-    R = orthonormal(U @ Vt)
-    c0, c = before[:, :3, 3].mean(0), after[:, :3, 3].mean(0)
-    return Similarity(scale, R, c - scale * R @ c0)

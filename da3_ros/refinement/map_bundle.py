@@ -15,6 +15,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from da3_ros.geometry.similarity import Similarity
 from da3_ros.refinement.bundle import (
     NETWORK,
     Bundle,
@@ -44,7 +45,7 @@ LIMITS = ((20.0, 20.0), (10.0, 8.0), (6.0, 3.0), (5.0, 1.5))
 MIN_PX, MAX_PX = 0.1, 1.0  # limits of the standard deviation of a position
 RAYLEIGH = 1.1774  # median over the standard deviation of an axis, of distances in a plane
 STEPS = 8  # of a round
-CONNECTED = 12  # observations of a keyframe whose pose counts
+CONNECTED = 40  # observations of a keyframe whose pose counts: with few, windows know it better
 # Standard deviations of poses from keyframe to keyframe, which hold what tracks do not.
 LOOSE_ROTATION, LOOSE_POSITION = 0.005, 0.02  # rad; position over distance
 LOOSE_DEPTH = 0.003  # the same over depth, at least
@@ -317,11 +318,12 @@ def adjusted_map(
     before, after = (_typical_error(judges, t, k) for t, k in ((T0, K0), (T, K)))
     if not after < WORSE * before + WORSE_PX:
         return None
-    if not len(held):
+    if not len(held):  # they are where they were, on average
         growth = _depth_growth(views, used, kept, T, done.points)[seen]
         known = growth[np.isfinite(growth)]
-        typical = float(np.median(known)) if by_depth and len(known) else np.nan
-        T = _as_before(T0, T, seen, float(np.exp(-typical)))
+        scale = float(np.exp(-np.median(known))) if by_depth and len(known) else None
+        back = Similarity.aligning(T0[seen], T[seen], scale)
+        T = np.array([back.pose(pose) for pose in T])
     return AdjustedMap(
         {v.id: T[k] for k, v in enumerate(views) if seen[k]},
         used.count, after, before,
@@ -387,23 +389,4 @@ def _depth_growth(
         own = ratio[(tracks.view == k) & np.isfinite(ratio)]
         if len(own):
             out[k] = np.median(own)
-    return out
-
-
-def _as_before(T0: Array, T: Array, used: Array, scale: float) -> Array:
-    """Returns poses [V, 4, 4] turned, moved and scaled so that those ``used`` [V] are where they
-    were on average. scale: NaN: that of their positions."""
-    turn = np.einsum("vij,vkj->ik", T0[used, :3, :3], T[used, :3, :3])
-    U, _, Vt = np.linalg.svd(turn)
-    R = U @ np.diag([1, 1, np.linalg.det(U @ Vt)]) @ Vt
-    c0, c = T0[used, :3, 3], T[used, :3, 3]
-    a, b = (c - c.mean(0)) @ R.T, c0 - c0.mean(0)
-    power = float((a**2).sum())
-    if not np.isfinite(scale):
-        scale = float((a * b).sum()) / power if power > 0 else 1.0
-    if not scale > 0:
-        scale = 1.0
-    out = T.copy()
-    out[:, :3, :3] = R @ T[:, :3, :3]
-    out[:, :3, 3] = c0.mean(0) + scale * (T[:, :3, 3] - c.mean(0)) @ R.T
     return out

@@ -124,21 +124,9 @@ def resize_nearest(depth: FloatImage, shape: tuple[int, ...]) -> FloatImage:
 
 
 def fit_poses(estimated: Array, true: Array, scale: float = 1.0) -> Similarity:
-    """Similarity that maps poses [N, 4, 4] to true ones: mean rotation, then least squares.
-
-    The rotation comes from the orientations: if the camera centres lie on a line, a fit of
-    centres alone leaves the rotation about this line undetermined. ``scale`` is used if the
-    estimated centres do not move.
-    """
-    rotation = np.einsum("nij,nkj->ik", true[:, :3, :3], estimated[:, :3, :3])
-    u, _, vt = np.linalg.svd(rotation)
-    R = (u * [1.0, 1.0, np.sign(np.linalg.det(u @ vt))]) @ vt
-    centre, true_centre = estimated[:, :3, 3].mean(0), true[:, :3, 3].mean(0)
-    moved, true_moved = (estimated[:, :3, 3] - centre) @ R.T, true[:, :3, 3] - true_centre
-    extent = float((moved**2).sum())
-    fitted = float((moved * true_moved).sum()) / extent if extent > 1e-12 else 0.0
-    scale = fitted if fitted > 0 else scale
-    return Similarity(scale, R, true_centre - scale * R @ centre)
+    """Similarity that maps poses [N, 4, 4] to true ones, as ``Similarity.aligning``; ``scale`` is
+    used if the estimated centres do not move."""
+    return Similarity.aligning(true, estimated, unmoved=scale)
 
 
 def rescaled(fit: Similarity, scale: float, fixed: Array) -> Similarity:

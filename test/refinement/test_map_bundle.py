@@ -219,6 +219,21 @@ def test_too_little_is_no_map():
     assert adjusted([dataclasses.replace(v, **NOTHING) for v in views]) is None
 
 
+def test_few_features_know_less_than_windows():
+    """Those of tiny or dim images."""
+    true = there_and_back()
+    views = map_views(true, true)
+    for count, enough in ((30, False), (200, True)):
+        few = [
+            dataclasses.replace(
+                v, log_depth=v.log_depth[:count],
+                features=Features(SHAPE, v.features.pixel[:count], v.features.descriptor[:count]),
+            )
+            for v in views
+        ]  # fmt: skip
+        assert (adjusted(few) is not None) == enough
+
+
 def test_a_keyframe_without_matches_has_no_pose_and_spoils_none():
     true = there_and_back()
     start = drifted(true)
