@@ -122,6 +122,7 @@ CAUCHY = 2.0  # the same for depths, by Cauchy's weights
 START_DAMPING, MAX_DAMPING = 1e-4, 1e6
 LEAST = 1e-10  # damping of points, as a share of what they know
 HARDLY = 100.0  # factor on standard deviations of what shall not count
+FEW = 100  # unknowns up to which points are eliminated at once
 CONVERGED = 1e-4  # relative decrease of the cost that ends the iteration
 
 
@@ -188,7 +189,8 @@ class Adjusted:
         return None if inverse is None else np.asarray(inverse[:size, :size])
 
     def by_held(self) -> Array:
-        """Returns the derivatives [7 F, 7 H] of the free views' errors by those of the held ones.
+        """Returns the derivatives [7 F, 7 H] of the free views' errors by those of the held ones,
+        where all focal lengths are known.
 
         Raises LinAlgError if the observations do not determine them.
         """
@@ -201,7 +203,7 @@ class Adjusted:
     def by_network(self) -> Array:
         """Returns the derivatives [7 F, 7 F] of the free views' errors by those that depths and
         priors together ask for: zero where tracks alone determine a view, one where nothing else
-        does.
+        does. All focal lengths are known.
 
         Raises LinAlgError if the observations do not determine the views.
         """
@@ -333,11 +335,14 @@ class _Solver:
         self.order = order  # of ``mine``, by view
         self.groups = 0 if bundle.focal is None else int(bundle.focal.max(initial=-1)) + 1
         self.size = SIZE * len(self.free) + self.groups
-        self._pair_observations(o.point[self.mine], row[self.mine])
 
-    def _pair_observations(self, point: Array, slot: Array) -> None:
-        """Sets the pairs of ``mine`` that see one point, by the pair of their views: the blocks
-        of the reduced matrix, below its diagonal."""
+    @functools.cached_property
+    def _pairs(self) -> tuple[Array, Array, Array, Array, Array]:
+        """Pairs of ``mine`` that see one point, by the pair of their views: the blocks of the
+        reduced matrix, below its diagonal. First ones, second ones, where blocks begin, rows and
+        columns of these."""
+        point = self.b.observations.point[self.mine]
+        slot = self.slot[self.b.observations.view[self.mine]]
         begin = np.searchsorted(point, point)  # sorted: the first observation of each one's point
         count = np.arange(len(point)) - begin + 1
         first = np.repeat(np.arange(len(point)), count)
@@ -347,10 +352,9 @@ class _Solver:
         first, second = np.where(swapped, second, first), np.where(swapped, first, second)
         key = high * max(1, len(self.free)) + low
         by_block = np.argsort(key, kind="stable")
-        self.pairs = first[by_block], second[by_block]
-        self.block_starts = np.flatnonzero(np.diff(key[by_block], prepend=-1))
-        at = by_block[self.block_starts]
-        self.blocks = high[at], low[at]
+        starts = np.flatnonzero(np.diff(key[by_block], prepend=-1))
+        at = by_block[starts]
+        return first[by_block], second[by_block], starts, high[at], low[at]
 
     # Residuals -----------------------------------------------------------------------------------
 
@@ -501,17 +505,29 @@ class _Solver:
         inverse = np.linalg.inv(Hp)
         H, g = terms.H.copy(), terms.g.copy()
         H[np.diag_indices(self.size)] *= 1 + damping
-        if len(self.mine):
+        if self.size <= FEW:
+            self._eliminate_at_once(terms, inverse, H, g)
+        elif len(self.mine):
             self._eliminate(terms, inverse, H, g)
         return H, g, inverse
+
+    def _eliminate_at_once(self, terms: _Terms, inverse: Array, H: Array, g: Array) -> None:
+        """As ``_eliminate``, with all points of all views in one matrix: faster for few views."""
+        point = self.b.observations.point[self.mine]
+        slot = self.slot[self.b.observations.view[self.mine]]
+        W = np.zeros((len(inverse), self.size, 3))
+        W[point[:, None], SIZE * slot[:, None] + np.arange(SIZE)] = terms.W
+        W[:, self.size - self.groups :] = terms.Wf.transpose(1, 0, 2)
+        flatY = (W @ inverse).transpose(1, 0, 2).reshape(self.size, -1)
+        H -= flatY @ W.transpose(1, 0, 2).reshape(self.size, -1).T
+        g -= flatY @ terms.gp.ravel()
 
     def _eliminate(self, terms: _Terms, inverse: Array, H: Array, g: Array) -> None:
         """Subtracts what points contribute to matrix and gradient, in position."""
         point, N = self.b.observations.point[self.mine], SIZE * len(self.free)
         Y = terms.W @ inverse[point]
-        first, second = self.pairs
-        sums = np.add.reduceat(Y[first] @ terms.W[second].transpose(0, 2, 1), self.block_starts)
-        high, low = self.blocks
+        first, second, starts, high, low = self._pairs
+        sums = np.add.reduceat(Y[first] @ terms.W[second].transpose(0, 2, 1), starts)
         views = H[:N, :N].reshape(len(self.free), SIZE, len(self.free), SIZE)
         views[high, :, low] -= sums
         other = high != low

@@ -37,6 +37,29 @@ def test_derivatives_equal_finite_differences(made, unknown):
             assert found.reshape(array.shape)[at] == pytest.approx(slope, rel=1e-4, abs=2e-2)
 
 
+@pytest.mark.parametrize("groups", [0, 1, 2])
+def test_many_views_are_solved_as_few_are(made, monkeypatch, groups):
+    """Points of many views are eliminated pair by pair of views, those of few at once."""
+    bundle, _, _ = made(start=0.05, views=6, points=60)
+    kept = np.ones(len(bundle.observations.view), bool)
+    kept[::7] = False  # not each view sees each point
+    fields = dataclasses.fields(bundle.observations)
+    some = {f.name: getattr(bundle.observations, f.name)[kept] for f in fields}
+    free = np.array([False, True, True, False, True, True])
+    bundle = dataclasses.replace(
+        bundle, free=free, observations=module.Observations(**some),
+        focal=np.arange(6) % groups if groups else None,
+    )  # fmt: skip
+    found = []
+    for most in (1000, 0):
+        monkeypatch.setattr(module, "FEW", most)
+        done = adjust(bundle, 6)
+        found.append([done.bundle.T_local_camera, done.bundle.points, done.covariance()])
+        found[-1].append(done.focal if groups else done.by_held())
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-9)
+
+
 def test_exact_observations_give_the_true_poses(made):
     bundle, T, X = made(pixel=0.0, depth=0.0)
     done = adjust(bundle, 30)
