@@ -41,8 +41,9 @@ LEAST_SIGMA, UNMEASURED = 0.01, 0.1
 # another surface. The variance of the error is so many times what is over that.
 MATCH, MATCH_PX, GROSS, POSE_SHARE = 0.0065, 0.12, 0.1, 2.0
 LEAST_SEEN = 100  # pixels, to estimate a deviation
-# Of the tolerance of agreement: so many times the usual difference, at most; none above the worst.
-WIDER, WIDEST, WORST = 3.0, 3.0, 1.35
+# Of the tolerance of agreement: so many times the usual difference, at most; none above the worst,
+# which is larger in images larger than these, pixels: poses and lenses err by angles.
+WIDER, WIDEST, WORST, WORST_SIDE = 4.0, 4.0, 1.35, 252
 
 
 def choose_neighbours(
@@ -218,7 +219,8 @@ def _widening(agree: Array, disparity: Array) -> float:
     if seen.sum() < LEAST_SEEN:
         return 1.0
     usual = float(np.median(apart[seen]))
-    return 1.0 if usual > WORST else min(max(1.0, WIDER * usual), WIDEST)
+    worst = WORST * max(1.0, max(agree.shape[1:]) / WORST_SIDE)
+    return 1.0 if usual > worst else min(max(1.0, WIDER * usual), WIDEST)
 
 
 def _match_sigma(agree: Array, there: NDArray[np.bool_], disparity: Array) -> Array:

@@ -29,15 +29,18 @@ from da3_ros.derived.plane_sweep import SweepView, grey_of, sweep_bytes
 from da3_ros.geometry.projection import resize_K
 from da3_ros.types import Array, DenseDepth, FloatImage, Image
 
-KEPT = 12  # newest keyframes of a camera
+KEPT = 15  # newest keyframes of a camera
 MOST_KEPT = 2 * KEPT  # of each camera, while a job runs
 LATER = 2  # keyframes of its camera after which one is searched
-LAST = 2 * LATER + 1  # after which those beside it were searched: its depth stays
+# After which those beside it were searched, and the map's keyframes were adjusted with as many on
+# both sides of it: its depth stays.
+LAST = 8
 PASSED = 64  # keyframes of any camera after which none of its own is expected
 IDLE = 3  # windows without a keyframe after which one is searched anyway: none may come
 SEARCHES = 3  # of a keyframe, at most
 FEW, MORE = 4, 2  # neighbours: with less, it is searched again when there are so many more
 MOVED_PX = 0.25  # by which poses move a point in neighbours since a search: it is searched again
+STALE_PX = 0.5  # the same, of a search that confirms nothing: it was not repeated, or not yet
 LEAST = 2  # neighbours
 LEAST_SIDE = 56  # pixels; smaller depth has too little in it to compare
 SMOOTH, SMOOTH_DEPTH = 0.04, 0.1  # largest steps of log correction and depth of one surface
@@ -295,15 +298,14 @@ class DepthMeasurement:
 
     def _has_moved(self, entry: _Kept, poses: Mapping[int, Pose]) -> bool:
         """Whether the poses by which a keyframe was searched were not good: others are known."""
-        one = entry.search
-        if one is None:
+        if entry.search is None:
             return False
         T_view, unit = poses[entry.keyframe.id]
-        pixels = [
-            moved_px(entry.compared, before, _relative(poses[j][0], T_view, unit * entry.median))
-            for j, before in zip(one.neighbours, one.T_neighbour_view, strict=True) if j in poses
-        ]  # fmt: skip
-        return bool(pixels) and float(np.median(pixels)) > MOVED_PX
+        moved = _moved_px(
+            entry.search, entry.compared, lambda j: poses[j][0] if j in poses else None,
+            T_view, unit * entry.median,
+        )  # fmt: skip
+        return moved > MOVED_PX
 
     def _neighbours(self, entry: _Kept, poses: Mapping[int, Pose]) -> tuple[int, ...]:
         """Returns the ids of a keyframe's neighbours, best first."""
@@ -386,6 +388,24 @@ def moved_px(keyframe: Measurable, before: Array, after: Array) -> float:
         return float(np.median(np.linalg.norm(a[:2] / a[2] - b[:2] / b[2], axis=0)))
 
 
+def _moved_px(
+    one: Searched, keyframe: Measurable, pose_of: Callable[[int], Array | None],
+    T_view: Array, median: float,
+) -> float:  # fmt: skip
+    """Returns by how many pixels poses have moved since a keyframe's search: the median over its
+    neighbours that are known; 0 without any.
+
+    pose_of: a neighbour's pose [4, 4] by its id, None if it is not known. T_view: the keyframe's.
+    median: its median depth in their unit.
+    """
+    pixels = [
+        moved_px(keyframe, before, _relative(T, T_view, median))
+        for j, before in zip(one.neighbours, one.T_neighbour_view, strict=True)
+        if (T := pose_of(j)) is not None
+    ]
+    return float(np.median(pixels)) if pixels else 0.0
+
+
 @dataclass(frozen=True, eq=False)
 class MeasureJob:
     """Searches, and depth that is decided on after them. Owns what it reads: it may run in a
@@ -447,6 +467,17 @@ class MeasureJob:
         search = search_depth(one.view, views, one.depth, device).scaled(1 / one.unit)
         return Searched(ids, search, np.array(T))
 
+    def _is_stale(self, id: int, search: Searched) -> bool:
+        """Whether poses have moved so far since a keyframe's search that what it has found lies
+        elsewhere."""
+        one = self.placed[id]
+
+        def pose_of(j: int) -> Array | None:
+            return self.placed[j].T_local_camera if j in self.placed else None
+
+        moved = _moved_px(search, one.keyframe, pose_of, one.T_local_camera, one.median)
+        return moved > STALE_PX
+
     def _measure(self, id: int, found: Mapping[int, Searched]) -> Measured:
         keyframe, own, stays = self.keyframes[id], found.get(id), id in self.last
         if own is None or id not in self.placed:
@@ -455,7 +486,7 @@ class MeasureJob:
         neighbours = {
             n: (self.placed[j].view, found[j].search.scaled(self.placed[j].unit))
             for n, j in enumerate(own.neighbours)
-            if j in found and j in self.placed
+            if j in found and j in self.placed and not self._is_stale(j, found[j])
         }
         dense = confirmed_depth(one.view, one.depth, own.search.scaled(one.unit), neighbours)
         pixels = int(own.search.decided.sum())

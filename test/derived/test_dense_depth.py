@@ -196,6 +196,20 @@ def test_measured_depth_is_the_mean_of_what_those_that_agree_have_found():
     np.testing.assert_allclose(dense.depth[:, 40:], 2 * np.exp(0.001), rtol=1e-6)
 
 
+def test_larger_images_of_the_same_views_are_measured_alike():
+    """Poses that are a little wrong move more of their smaller pixels."""
+    shares = []
+    for size in (252, 504):
+        network = np.full((size * 3 // 4, size), 1.8, np.float32)
+        swept = np.full_like(network, 2.0)
+        apart = 0.022 * np.random.default_rng(0).standard_normal((4, *network.shape))
+        disparity = np.full(apart.shape, 15.0 * size / 252)
+        shares.append(dense_depth(network, swept, apart, disparity).measured.mean())
+    small, large = shares
+    assert small > 0.9
+    assert large > 0.9
+
+
 def test_neighbours_that_hardly_move_a_pixel_confirm_nothing():
     _, views, given = room()
     depth = given[MIDDLE]

@@ -158,7 +158,7 @@ def test_memory_is_bounded_and_what_is_left_can_be_neighbours():
             log.step(dataclasses.replace(one, id=id))
             sizes.append(log.measurement.nbytes)
     assert len(log.measurement._entries) == KEPT
-    assert max(sizes[12:]) < 1.2 * sizes[11]
+    assert max(sizes[KEPT:]) < 1.2 * sizes[KEPT - 1]
 
 
 def test_keyframes_without_pose_or_neighbours_keep_their_depth():
@@ -264,6 +264,46 @@ def test_poses_that_change_with_the_unit_have_not_moved():
     log.poses = lambda k: halved[k.id]
     log.step()
     assert sum(map(len, log.searched)) == before
+
+
+def test_poses_that_move_late_still_bring_another_search():
+    log, (ones, poses, _) = Log(), keyframes()
+    for one in ones[:LAST]:
+        log.step(one)
+    moved = {id: (T.copy(), unit) for id, (T, unit) in poses.items()}
+    for id in (1, 3, 5):
+        moved[id][0][:3, 3] += 0.1
+    log.poses = lambda k: moved[k.id]
+    log.step()
+    assert log.searched[-1][:3] == [0, 1, 2]
+
+
+def test_what_was_found_with_other_poses_confirms_nothing():
+    log, (ones, _, _) = Log(), keyframes()
+    for one in ones[:7]:
+        log.step(one)
+    log.measurement.add(ones[7])
+    job = log.measurement.job(log.poses)
+    (id,) = job.due
+    stale = set(job.due[id][:2]) & job.found.keys()
+    assert stale
+
+    def moved(search, by):
+        T = search.T_neighbour_view.copy()
+        T[:, :3, 3] *= 1 + by
+        found = search.search.scaled(1 + by)
+        return dataclasses.replace(search, search=found, T_neighbour_view=T)
+
+    def depth_of(job):
+        (one,) = (m for m in job.run().measured if m.keyframe.id == id)
+        return one.dense.depth
+
+    others = {j: s for j, s in job.found.items() if j not in stale}
+    expected = depth_of(dataclasses.replace(job, found=others))
+    old = {j: moved(job.found[j], 0.1) for j in stale}
+    np.testing.assert_array_equal(depth_of(dataclasses.replace(job, found=others | old)), expected)
+    hardly = {j: moved(job.found[j], 0.001) for j in stale}
+    assert (depth_of(dataclasses.replace(job, found=others | hardly)) != expected).any()
 
 
 def test_what_is_measured_no_more_is_withdrawn():
@@ -403,7 +443,7 @@ def test_a_job_has_as_many_searches_as_are_asked_for_first_ones_first():
         log.measurement.add(one)
     job = log.measurement.job(log.poses, most=2)
     assert list(job.due) == [6, 5]
-    assert 0 not in job.last  # it has five later ones, and still waits
+    assert 0 not in job.last  # it has eight later ones, and still waits
 
 
 def test_the_cameras_of_a_rig_are_searched_in_turn():
