@@ -166,7 +166,7 @@ def test_worse_images_measure_less_but_not_wrongly(name):
     found = measured(with_images(views, change), given, all_others(views))
     assert least < share(found) < share(before) + 0.01
     # Blurred images are less exact, and depth of views may differ by more.
-    assert wrong_share(found, truth) < (0.01 if name == "all blurred" else 0.002)
+    assert wrong_share(found, truth) < (0.012 if name == "all blurred" else 0.002)
 
 
 @pytest.mark.parametrize("frozen", [True, False], ids=["frozen", "noise"])
