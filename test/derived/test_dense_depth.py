@@ -32,7 +32,8 @@ def wrong(depth, seed):
 
 @functools.cache
 def room(seed=91, walk="loop"):
-    frames = list(SyntheticCamera(seed=seed, size=SIZE, walk=walk, frames=40))[::6]
+    camera = SyntheticCamera(seed=seed, size=SIZE, walk=walk, frames=40)
+    frames = [camera[i] for i in range(0, 40, 6)]
     views = tuple(SweepView(grey(f.image), f.K, f.T_room_camera) for f in frames)
     given = tuple(wrong(f.depth, i) for i, f in enumerate(frames))
     return frames, views, given

@@ -19,7 +19,8 @@ UNIT = 2.0  # of odometry, per unit of the submap
 @functools.cache
 def keyframes(count=12):
     """Keyframes of a rendered walk with depth that is smoothly wrong, and their poses."""
-    frames = list(SyntheticCamera(seed=91, size=SIZE, walk="loop", frames=8 * count))[::8]
+    camera = SyntheticCamera(seed=91, size=SIZE, walk="loop", frames=8 * count)
+    frames = [camera[8 * i] for i in range(count)]
     out, poses = [], {}
     for id, f in enumerate(frames):
         noise = np.random.default_rng(id).standard_normal(f.depth.shape)

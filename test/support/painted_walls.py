@@ -1,5 +1,6 @@
 """Walls with painted textures seen by a few cameras, parts of them replaced by what deceives."""
 
+import functools
 from dataclasses import replace
 
 import cv2
@@ -41,14 +42,17 @@ def depth_of(T, distance=WALL_M):
     return ((distance - T[2, 3]) / rays(T)[2]).astype(np.float32)
 
 
+@functools.cache
 def texture(seed, pixels=512):
-    """Structure of all sizes [pixels, pixels]."""
+    """Structure of all sizes [pixels, pixels]; not to be changed."""
     rng = np.random.default_rng(seed)
     out = np.zeros((pixels, pixels), np.float32)
     for cells, strength in ((16, 1.0), (64, 1.0), (160, 1.0), (300, 0.7)):
         noise = rng.standard_normal((cells, cells)).astype(np.float32)
         out += strength * cv2.resize(noise, (pixels, pixels), interpolation=cv2.INTER_CUBIC)
-    return np.clip(0.5 + 0.16 * out / out.std(), 0, 1)
+    found = np.clip(0.5 + 0.16 * out / out.std(), 0, 1)
+    found.setflags(write=False)
+    return found
 
 
 def painted(seed=0, metres=4.0):
