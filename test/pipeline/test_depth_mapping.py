@@ -503,7 +503,9 @@ def test_cameras_of_a_live_rig_are_measured_alike():
     names, rigs = ("front", "left", "right"), {}
     for k, name in enumerate(names):
         mount = rig_mount(k, 0.1, -120)
-        rigs[name] = SyntheticCamera(SEED, (168, 126), walk="loop", frames=16, rate_hz=6, mount=mount)
+        rigs[name] = SyntheticCamera(
+            SEED, (168, 126), walk="loop", frames=16, rate_hz=6, mount=mount
+        )
     frames = {name: list(camera)[::2] for name, camera in rigs.items()}
     settings = {
         "process_res": 168, "window.size": 7, "map.voxel_m": 0.03, "cameras": list(names)
