@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support import programs
 
 from da3_ros.cli import main
 from da3_ros.cli.arguments import FAILED as EXIT_FAILED
@@ -342,15 +343,16 @@ def test_an_interrupted_merge_ends_at_once_without_a_scene(bags, fleet, tmp_path
     assert json.loads((output / "fleet.json").read_text())["merged"] is None
 
 
-def test_a_second_fleet_in_one_output_is_refused(fleet, tmp_path):
+def test_a_second_fleet_in_one_output_is_refused(tmp_path):
     output = tmp_path / "out"
     output.mkdir()
     write_synthetic_bag(tmp_path / "a", SyntheticCamera(seed=0, size=(140, 112), frames=2))
     with locked(output):
-        process = fleet(tmp_path / "a", "--output", output)
-        _, err = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == EXIT_FAILED
-    assert f"another process works in {output}" in err
+        done = programs.run(
+            "-m", "da3_ros", "fleet", *PARAMETERS, tmp_path / "a", "--output", output
+        )
+    assert done.returncode == EXIT_FAILED
+    assert f"another process works in {output}" in done.stderr
 
 
 @pytest.mark.long
@@ -410,20 +412,25 @@ def test_a_cluster_processes_recordings_and_asks_for_its_token(cluster, bags, fl
     assert "copy ~/.ray/auth_token of its head" in err
 
 
-def test_a_cluster_that_is_not_there_is_one_line(bags, fleet, tmp_path):
-    words = (bags, "--output", tmp_path / "out", "--address", "127.0.0.1:1")
-    process = fleet(*words)
-    _, err = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == EXIT_FAILED
-    assert "no Ray cluster at 127.0.0.1:1" in err
+def test_a_cluster_that_is_not_there_is_one_line(tmp_path):
+    write_synthetic_bag(tmp_path / "a", SyntheticCamera(seed=0, size=(140, 112), frames=2))
+    words = (tmp_path / "a", "--output", tmp_path / "out", "--address", "127.0.0.1:1")
+    done = programs.run("-m", "da3_ros", "fleet", *PARAMETERS, *words)
+    assert done.returncode == EXIT_FAILED
+    assert "no Ray cluster at 127.0.0.1:1" in done.stderr
 
 
-def test_without_ray_one_line_says_what_to_install(bags, fleet, tmp_path):
-    words = (bags, "--output", tmp_path / "out")
-    process = fleet(*words, script="import sys; sys.modules['ray'] = None")
-    _, err = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == EXIT_FAILED
-    assert "da3_ros: `da3_ros fleet` needs Ray: pip install 'da3_ros[fleet]'" in err
+def test_without_ray_one_line_says_what_to_install(tmp_path):
+    write_synthetic_bag(tmp_path / "a", SyntheticCamera(seed=0, size=(140, 112), frames=2))
+    without = tmp_path / "without_ray.py"
+    without.write_text(
+        "import sys; sys.modules['ray'] = None\n"
+        "from da3_ros.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    words = (tmp_path / "a", "--output", tmp_path / "out")
+    done = programs.run(without, "fleet", *PARAMETERS, *words)
+    assert done.returncode == EXIT_FAILED
+    assert "da3_ros: `da3_ros fleet` needs Ray: pip install 'da3_ros[fleet]'" in done.stderr
 
 
 @pytest.mark.long

@@ -1,18 +1,16 @@
 """The tool that follows one frame through the code."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support import programs
 
 TOOL = Path(__file__).parents[2] / "tools" / "walk.py"
 
 
 def said(*arguments):
-    done = subprocess.run(
-        [sys.executable, str(TOOL), *arguments], capture_output=True, text=True, check=True
-    )
+    done = programs.run(TOOL, *arguments)
+    assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from support import programs
 from support.cases import long_after
 from support.processes import PATIENCE_S
 from support.ring import SIZE as RING_SIZE
@@ -34,7 +35,6 @@ from da3_ros.synthetic.truth import Noise, TruthSession
 from da3_ros.types import Calibration
 
 SIZE = (112, 84)
-ROOT = Path(__file__).parents[2]
 QUICK = ("model:=da3-tiny", "checkpoint:=random", "process_res:=112", "window.size:=5",
          "mixed_precision:=off", "backend:=torch")  # fmt: skip
 NAMES = ("front", "left")
@@ -148,7 +148,7 @@ CASES = {
 @pytest.mark.parametrize("case", long_after(1, CASES))
 def test_a_continued_replay_writes_the_same_bytes(seldom, camera, bag, tmp_path, case):
     arguments = CASES[case]
-    options = {"camera": "/camera/image_raw", "pictures": True, "end_s": 5.5}
+    options = {"camera": "/camera/image_raw", "pictures": True, "end_s": 4.5}
     windows = run(bag, tmp_path / "whole", camera, *arguments, **options)
     output = tmp_path / "parts"
     ran = run(bag, output, camera, *arguments, at=9, **options)
@@ -577,20 +577,23 @@ def test_a_killed_replay_goes_on(bag, tmp_path, kill):
     arguments = ["replay", str(bag), "--camera", "/camera/image_raw", "--end", "4.0"]
     arguments += [x for a in ("model:=da3-tiny", "process_res:=84", "backend:=torch",
                               "mixed_precision:=off") for x in ("-p", a)]  # fmt: skip
-    killed = subprocess.Popen(
-        [sys.executable, "-c", OFTEN, *arguments, "--output", str(output)],
-        cwd=ROOT, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    program, told = tmp_path / "often.py", tmp_path / "told"
+    program.write_text(OFTEN)
+    told.touch()
+    killed = programs.start(
+        [str(program), *arguments, "--output", str(output)], os.environ, str(told), str(told)
+    )
     stored = output / "unfinished" / "scene"
     end = time.monotonic() + PATIENCE_S
     while not size_of(stored / JOURNAL) > 100_000:
         assert time.monotonic() < end
         time.sleep(0.02)
-    killed.send_signal(kill)
-    _, errors = killed.communicate(timeout=PATIENCE_S)
+    os.kill(killed.pid, kill)
+    killed.join(PATIENCE_S)
+    errors = told.read_text()
     assert "Traceback" not in errors
     if kill == signal.SIGINT:
-        assert killed.returncode == 130
+        assert killed.exitcode == 130
         assert "the same command with --resume goes on" in errors
         assert f"keyframes are kept: da3_ros export {stored}" in errors
     assert [p.name for p in output.iterdir()] == ["unfinished"]

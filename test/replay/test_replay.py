@@ -2,10 +2,9 @@
 
 import dataclasses
 import json
+import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -34,7 +33,6 @@ FRAMES = 9
 QUICK = ["-p", "model:=da3-tiny", "-p", "checkpoint:=random", "-p", "process_res:=140",
          "-p", "window.size:=4", "-p", "window.new:=2", "-p", "mixed_precision:=off",
          "-p", "backend:=torch"]  # fmt: skip
-ROOT = Path(__file__).parents[2]
 RESULTS = {"output.mcap", "scene.glb", "scene.ply", "trajectory.tum", "report.json",
            "measured.json", "scene"}  # fmt: skip
 
@@ -285,18 +283,21 @@ def test_a_truncated_database_is_one_error_and_no_file(camera, tmp_path):
 @pytest.mark.parametrize("kill", long_after(1, [signal.SIGTERM, signal.SIGINT]))
 def test_an_interrupted_replay_leaves_nothing_and_no_traceback(bag, tmp_path, kill):
     output = tmp_path / "out"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "da3_ros", "replay", str(bag), "--output", str(output),
+    told = tmp_path / "told"
+    told.touch()
+    process = programs.start(
+        ["-m", "da3_ros", "replay", str(bag), "--output", str(output),
          "-p", "model:=da3-small", "-p", "checkpoint:=random"],
-        cwd=ROOT, stderr=subprocess.PIPE, text=True,
+        os.environ, str(told), str(told),
     )  # fmt: skip
     end = time.monotonic() + PATIENCE_S
     while not list(tmp_path.glob("out/unfinished/*")):
         assert time.monotonic() < end
         time.sleep(0.05)
-    process.send_signal(kill)
-    _, errors = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 130
+    os.kill(process.pid, kill)
+    process.join(PATIENCE_S)
+    errors = told.read_text()
+    assert process.exitcode == 130
     assert "Traceback" not in errors
     if "keyframes are kept" in errors:  # it was quick
         assert [p.name for p in output.iterdir()] == ["unfinished"]

@@ -13,12 +13,13 @@ from da3_ros.replay.run import replay
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.truth import TruthSession
 
-BASE = {"process_res": 140, "model": "da3-tiny", "checkpoint": "random", "window.size": 5}
+SIZE, FRAMES = (112, 84), 16
+BASE = {"process_res": 112, "model": "da3-tiny", "checkpoint": "random", "window.size": 5}
 
 
 @pytest.fixture(scope="module")
 def room(tmp_path_factory):
-    camera = SyntheticCamera(seed=3, size=(140, 112), walk="loop", frames=30, rate_hz=4.0)
+    camera = SyntheticCamera(seed=3, size=SIZE, walk="loop", frames=FRAMES, rate_hz=4.0)
     folder = tmp_path_factory.mktemp("bag") / "bag"
     write_synthetic_bag(folder, camera, tf=True)
     return folder, list(camera)
@@ -70,4 +71,4 @@ def test_transforms_short_of_the_camera_give_no_poses(room, tmp_path):
     _, report = run(room, tmp_path / "out", **values)
     assert not report["metric"]
     assert report["scale"]["metres_per_unit"] is None
-    assert report["counts"]["frames_without_prior"] == 30
+    assert report["counts"]["frames_without_prior"] == FRAMES
