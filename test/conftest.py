@@ -109,6 +109,34 @@ def detected_once():
 
 
 @pytest.fixture(autouse=True, scope="session")
+def solved_once():
+    """Bundles and searches for depth of the same views are solved once in this process."""
+    from support.kept_results import KeptResults
+
+    from da3_ros.derived import measuring
+    from da3_ros.export import measured_depth
+    from da3_ros.refinement import map_bundle, self_calibration, sliding_graph
+
+    adjust, search = KeptResults(sliding_graph.adjust), KeptResults(measuring.search_depth)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (map_bundle, self_calibration, sliding_graph):
+            patch.setattr(module, "adjust", adjust)
+        for module in (measured_depth, measuring):
+            patch.setattr(module, "search_depth", search)
+        yield adjust, search
+
+
+@pytest.fixture
+def solved_each_time(solved_once):
+    """For tests of how long it takes, and of whether it gives the same each time."""
+    for results in solved_once:
+        results.paused = True
+    yield
+    for results in solved_once:
+        results.paused = False
+
+
+@pytest.fixture(autouse=True, scope="session")
 def sessions_on_torch():
     """In this process `backend: auto` is torch: building an engine takes ten seconds.
 

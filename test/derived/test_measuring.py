@@ -5,6 +5,7 @@ import functools
 
 import cv2
 import numpy as np
+import pytest
 
 from da3_ros.derived import measuring
 from da3_ros.derived.measuring import IDLE, KEPT, LAST, LATER, DepthMeasurement, Measurable
@@ -566,6 +567,7 @@ def test_smaller_images_give_most_of_the_correction():
     assert max(search.search.depth.shape) == SIZE[0] // 2
 
 
+@pytest.mark.usefixtures("solved_each_time")
 def test_it_gives_the_same_twice():
     again = Log()
     for one in keyframes()[0][:6]:

@@ -39,7 +39,7 @@ def recorded(tmp_path_factory):
     pipeline = Pipeline(
         config_from_parameters({
             "process_res": 140, "model": "da3-tiny", "checkpoint": "random", "window.size": 5,
-            "keyframe.rotation_deg": 0.0, "keyframe.parallax": 0.0,
+            "keyframe.rotation_deg": 0.0, "keyframe.parallax": 0.0, "dense.enabled": False,
         }),
         TruthSession(camera),
     )  # fmt: skip

@@ -129,6 +129,7 @@ def test_published_depth_is_corrected_where_the_images_agree_better():
     assert (after < before).mean() > 0.7
 
 
+@pytest.mark.usefixtures("solved_each_time")
 def test_the_same_frames_give_the_same_map():
     again = run(opened())
     a, b = with_dense()[0].scene().cloud(), again[0].scene().cloud()
@@ -183,6 +184,7 @@ def test_frames_do_not_wait_for_a_live_measurement(monkeypatch):
     assert so_far.measured <= so_far.keyframes - skipped
 
 
+@pytest.mark.usefixtures("solved_each_time")
 def test_keyframes_beyond_the_time_limit_are_skipped():
     pipeline = opened(20, **{"dense.max_ms": 1.0})
     dense = pipeline.scene_map.dense

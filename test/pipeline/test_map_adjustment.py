@@ -155,6 +155,7 @@ def test_everything_in_the_map_has_the_same_poses(adjusted):
     assert pipeline.loops.closed == 0
 
 
+@pytest.mark.usefixtures("solved_each_time")
 def test_the_same_frames_give_the_same_map(small_walk):
     one, other = opened(small_walk), opened(small_walk)
     for pipeline in (one, other):

@@ -75,6 +75,7 @@ def test_every_window_but_the_first_is_refined(refined):
     assert all(0 < r.window.reprojection_px < 2 for r in results[1:])
 
 
+@pytest.mark.usefixtures("solved_each_time")
 def test_the_same_frames_give_the_same_results(walk, refined):
     for one, other in zip(refined[1], run(walk)[1], strict=True):
         assert np.array_equal(one.T_map_camera, other.T_map_camera)

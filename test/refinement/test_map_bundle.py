@@ -336,6 +336,7 @@ def test_matches_need_one_epipolar_geometry_like_that_of_the_poses():
     assert not len(verified_matches(a, dataclasses.replace(b, features=few)))
 
 
+@pytest.mark.usefixtures("solved_each_time")
 def test_the_same_keyframes_give_the_same_map():
     true = there_and_back()
     start = drifted(true)

@@ -58,6 +58,7 @@ def stamps(found):
     return [m.header.stamp.sec * 10**9 + m.header.stamp.nanosec for m in found]
 
 
+@pytest.mark.usefixtures("solved_each_time")
 @pytest.mark.long
 @pytest.mark.slow
 def test_two_replays_of_two_cameras_give_the_same_bytes(bag, tmp_path):

@@ -52,9 +52,14 @@ def add(found, value):
         for field in dataclasses.fields(value):
             add(found, getattr(value, field.name))
     elif isinstance(value, dict):
+        found.update(str(len(value)).encode())
         for name in sorted(value):
             add(found, name)
             add(found, value[name])
+    elif isinstance(value, list | tuple):
+        found.update(str(len(value)).encode())
+        for one in value:
+            add(found, one)
     elif isinstance(value, torch.Tensor):
         found.update(f"{value.dtype} {tuple(value.shape)} {value.device}".encode())
         found.update(value.detach().cpu().contiguous().numpy().tobytes())
