@@ -31,6 +31,7 @@ LEAST_SHARE = 0.05  # of a view: fewer pixels say nothing of the others
 LEAST_CONFIRMED = 0.45
 SPECKLE, SPECKLE_STEP = 25, 0.04  # pixels; step of log depth to what is around
 PIXEL_NOISE = 0.2  # of a match, pixels
+MOST_SIGMA = 0.05  # relative deviation beyond which nothing is measured: poses may be wrong
 CELL, BIN = 12, 0.12  # of the correction: pixels, and log depth
 SCALES = 1, 2, 4, 8, 16, 64  # of its grids: coarser ones far from what is measured
 # Of pixels that are not measured: windows and steps of log depth that are edges; the least
@@ -187,10 +188,10 @@ def dense_depth(
     decided = known & np.isfinite(swept)
     agree = agreement(apart, disparity)
     there = (agree != 0) & (agree > 1 - _widening(agree, disparity))
-    measured = _measured(known, swept, there, disparity)
+    sigma = _match_sigma(agree, there, disparity)
+    measured = _measured(known, swept, there, disparity) & (sigma <= MOST_SIGMA)
     # Each search errs for itself: their mean is a third nearer than one of them.
     swept = swept * np.exp(np.where(there, apart, 0).sum(axis=0) / (1 + there.sum(axis=0)))
-    sigma = _match_sigma(agree, there, disparity)
     depth, rest = network.copy(), np.full(network.shape, UNMEASURED, np.float32)
     if measured.any():
         log = np.zeros(network.shape, np.float32)

@@ -35,12 +35,13 @@ LATER = 2  # keyframes of its camera after which one is searched
 # After which those beside it were searched, and the map's keyframes were adjusted with as many on
 # both sides of it: its depth stays.
 LAST = 8
-PASSED = 64  # keyframes of any camera after which none of its own is expected
+# Keyframes of any camera after which none of its own is expected; with many cameras, more.
+PASSED = 64
 IDLE = 3  # windows without a keyframe after which one is searched anyway: none may come
 SEARCHES = 3  # of a keyframe, at most
 FEW, MORE = 4, 2  # neighbours: with less, it is searched again when there are so many more
 MOVED_PX = 0.25  # by which poses move a point in neighbours since a search: it is searched again
-STALE_PX = 0.5  # the same, of a search that confirms nothing: it was not repeated, or not yet
+STALE_PX = 0.5  # the same, of a search that confirms nothing where there are others
 LEAST = 2  # neighbours
 LEAST_SIDE = 56  # pixels; smaller depth has too little in it to compare
 SMOOTH, SMOOTH_DEPTH = 0.04, 0.1  # largest steps of log correction and depth of one surface
@@ -219,7 +220,7 @@ class DepthMeasurement:
         if most is not None:  # the first of each camera are in front
             most = max(most, sum(order[id][:2] == (False, 0) for id in ordered))
         due = {id: wanted[id] for id in ordered[:most]}
-        waiting = {id for id in ordered[len(due) :] if self._entries[id].search is None}
+        waiting = set(ordered) - set(due)
         last = [
             e for e in self._entries.values()
             if self._is_last(e, ends) and e.keyframe.id not in waiting
@@ -258,7 +259,7 @@ class DepthMeasurement:
                 entry.is_measured = one.dense is not None
         for id, entry in list(entries.items()):
             is_old = entry.later >= KEPT or entry.keyframe.chain != self._chain
-            if entry.stays and (is_old or entry.passed >= PASSED):
+            if entry.stays and (is_old or self._is_passed(entry)):
                 del entries[id]
 
     def forget_late(self) -> tuple[list[Measured], int]:
@@ -328,7 +329,11 @@ class DepthMeasurement:
 
     def _has_ended(self, entry: _Kept) -> bool:
         """Whether no more keyframes are expected beside one."""
-        return entry.keyframe.chain != self._chain or entry.passed >= PASSED
+        return entry.keyframe.chain != self._chain or self._is_passed(entry)
+
+    def _is_passed(self, entry: _Kept) -> bool:
+        cameras = len({e.keyframe.camera for e in self._entries.values()})
+        return entry.passed >= max(PASSED, 2 * KEPT * cameras)
 
 
 def _is_comparable(a: Measurable, b: Measurable) -> bool:
@@ -483,10 +488,11 @@ class MeasureJob:
         if own is None or id not in self.placed:
             return self._unmeasured(id, stays)
         one = self.placed[id]
+        there = [(n, j) for n, j in enumerate(own.neighbours) if j in found and j in self.placed]
+        fresh = [(n, j) for n, j in there if not self._is_stale(j, found[j])]
         neighbours = {
             n: (self.placed[j].view, found[j].search.scaled(self.placed[j].unit))
-            for n, j in enumerate(own.neighbours)
-            if j in found and j in self.placed and not self._is_stale(j, found[j])
+            for n, j in (fresh if len(fresh) >= LEAST else there)
         }
         dense = confirmed_depth(one.view, one.depth, own.search.scaled(one.unit), neighbours)
         pixels = int(own.search.decided.sum())

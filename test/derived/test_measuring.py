@@ -306,6 +306,33 @@ def test_what_was_found_with_other_poses_confirms_nothing():
     np.testing.assert_array_equal(depth_of(dataclasses.replace(job, found=others | old)), expected)
     hardly = {j: moved(job.found[j], 0.001) for j in stale}
     assert (depth_of(dataclasses.replace(job, found=others | hardly)) != expected).any()
+    # Where there are no others, the old ones are better than nothing.
+    turned = {j: dataclasses.replace(s, T_neighbour_view=moved(s, 0.1).T_neighbour_view)
+              for j, s in job.found.items()}  # fmt: skip
+    np.testing.assert_array_equal(depth_of(dataclasses.replace(job, found=turned)), depth_of(job))
+
+
+def test_what_is_left_to_be_searched_again_stays_open():
+    log, (ones, poses, _) = Log(), keyframes()
+    for one in ones[:LAST]:
+        log.step(one)
+    moved = {id: (T.copy(), unit) for id, (T, unit) in poses.items()}
+    for id in (1, 3, 5):
+        moved[id][0][:3, 3] += 0.1
+    log.measurement.add(ones[LAST])
+    job = log.measurement.job(lambda k: moved[k.id], most=2)
+    assert 0 not in [*job.due, *job.last]
+    log.measurement.take(job.run())
+    assert 0 in log.measurement.job(lambda k: moved[k.id]).last
+
+
+def test_keyframes_of_many_cameras_stay_open_as_long_as_those_of_one():
+    measurement, (ones, poses, _) = DepthMeasurement(), keyframes()
+    for k in range(LAST):
+        for n in range(10):
+            measurement.add(dataclasses.replace(ones[k], id=10 * k + n, camera=str(n)))
+    assert 10 * LAST > measuring.PASSED
+    assert not measurement.job(lambda k: poses[k.id // 10]).last
 
 
 def test_what_is_measured_no_more_is_withdrawn():
