@@ -220,7 +220,10 @@ class DepthMeasurement:
         if most is not None:  # the first of each camera are in front
             most = max(most, sum(order[id][:2] == (False, 0) for id in ordered))
         due = {id: wanted[id] for id in ordered[:most]}
-        waiting = set(ordered) - set(due)
+        waiting = {
+            id for id in ordered[len(due) :]
+            if self._entries[id].search is None or self._entries[id].later < KEPT
+        }  # fmt: skip
         last = [
             e for e in self._entries.values()
             if self._is_last(e, ends) and e.keyframe.id not in waiting

@@ -326,6 +326,22 @@ def test_what_is_left_to_be_searched_again_stays_open():
     assert 0 in log.measurement.job(lambda k: moved[k.id]).last
 
 
+def test_a_keyframe_does_not_wait_for_ever_to_be_searched_again():
+    log, (ones, poses, _) = Log(), keyframes()
+    log.poses = lambda k: poses[k.id % len(ones)]
+    for one in ones[:3]:
+        log.step(one)
+    moved = {id: (T.copy(), unit) for id, (T, unit) in poses.items()}
+    moved[1][0][:3, 3] += 0.1
+    ended = {}
+    for id in range(3, KEPT + 3):
+        log.measurement.add(dataclasses.replace(ones[id % len(ones)], id=id))
+        job = log.measurement.job(lambda k: moved[k.id % len(ones)], most=1)
+        ended |= dict.fromkeys(job.last, id)
+        log.measurement.take(dataclasses.replace(job, due={}).run())  # never the turn of a repeat
+    assert ended[0] == KEPT
+
+
 def test_keyframes_of_many_cameras_stay_open_as_long_as_those_of_one():
     measurement, (ones, poses, _) = DepthMeasurement(), keyframes()
     for k in range(LAST):
