@@ -203,7 +203,8 @@ class DepthMeasurement:
         """Returns what is to be done now, the newest keyframe of each camera first; None: nothing.
 
         ends: whether no more keyframes come. again: whether there is time to search keyframes
-        again. most: searches, but one of each camera; the others are left to a later job.
+        again. most: searches, but one of each camera and one that is repeated; the others are left
+        to a later job.
         """
         known = {id: pose for id, e in self._entries.items() if (pose := poses(e.keyframe))}
         wanted, rank = {}, Counter[tuple[str, bool]]()
@@ -219,10 +220,10 @@ class DepthMeasurement:
         ordered = sorted(wanted, key=order.__getitem__)  # first searches first
         if most is not None:  # the first of each camera are in front
             most = max(most, sum(order[id][:2] == (False, 0) for id in ordered))
-        due = {id: wanted[id] for id in ordered[:most]}
+        due = {id: wanted[id] for id in self._chosen(ordered, most)}
         waiting = {
-            id for id in ordered[len(due) :]
-            if self._entries[id].search is None or self._entries[id].later < KEPT
+            id for id in ordered if id not in due
+            and (self._entries[id].search is None or self._entries[id].later < KEPT)
         }  # fmt: skip
         last = [
             e for e in self._entries.values()
@@ -243,6 +244,13 @@ class DepthMeasurement:
             {id: e.keyframe for id, e in self._entries.items()}, placed, found, due, last_ids,
             measured,
         )  # fmt: skip
+
+    def _chosen(self, ordered: Sequence[int], most: int | None) -> Sequence[int]:
+        """Returns those of the keyframes that a job searches: the first ``most``, and the oldest
+        that is to be searched again, which else would never have its turn beside many cameras."""
+        chosen = ordered[:most]
+        again = [id for id in ordered if self._entries[id].search is not None]
+        return chosen if set(chosen) & set(again) else [*chosen, *again[-1:]]
 
     def take(self, result: JobResult) -> None:
         """Takes over what a job has found; forgets keyframes that no other needs."""

@@ -328,18 +328,28 @@ def test_what_is_left_to_be_searched_again_stays_open():
 
 def test_a_keyframe_does_not_wait_for_ever_to_be_searched_again():
     log, (ones, poses, _) = Log(), keyframes()
-    log.poses = lambda k: poses[k.id % len(ones)]
-    for one in ones[:3]:
+    for one in ones[:LAST]:
         log.step(one)
     moved = {id: (T.copy(), unit) for id, (T, unit) in poses.items()}
-    moved[1][0][:3, 3] += 0.1
-    ended = {}
-    for id in range(3, KEPT + 3):
-        log.measurement.add(dataclasses.replace(ones[id % len(ones)], id=id))
-        job = log.measurement.job(lambda k: moved[k.id % len(ones)], most=1)
-        ended |= dict.fromkeys(job.last, id)
-        log.measurement.take(dataclasses.replace(job, due={}).run())  # never the turn of a repeat
-    assert ended[0] == KEPT
+    for id in (1, 3, 5):
+        moved[id][0][:3, 3] += 0.1
+    log.measurement.add(ones[LAST])
+    for later, last in ((KEPT - 1, [0]), (KEPT, [0, 1])):  # 0 is repeated
+        log.measurement._entries[1].later = later
+        assert log.measurement.job(lambda k: moved[k.id], most=1).last == last
+
+
+def test_beside_first_searches_the_oldest_one_is_repeated():
+    log, (ones, poses, _) = Log(), keyframes()
+    for one in ones[:6]:
+        log.step(one)
+    moved = {id: (T.copy(), unit) for id, (T, unit) in poses.items()}
+    for id in (1, 3, 5):
+        moved[id][0][:3, 3] += 0.1
+    for one in ones[6:8]:
+        log.measurement.add(one)
+    job = log.measurement.job(lambda k: moved[k.id], most=2)
+    assert list(job.due) == [5, 4, 0]
 
 
 def test_keyframes_of_many_cameras_stay_open_as_long_as_those_of_one():
