@@ -27,6 +27,7 @@ FILTERS = DepthFilters(voxel=0.1)
 FRAMES = 8
 VALUES = {
     "map.store": "night", "keyframe.rotation_deg": 0.0, "keyframe.parallax": 0.0, "window.size": 3,
+    "dense.enabled": False,
 }  # fmt: skip
 
 
@@ -68,7 +69,7 @@ def made(exports, stream, path, selection=Selection(), progress=silent):  # noqa
 
 
 def test_the_mesh_has_all_that_was_seen_and_is_that_of_the_command(tmp_path, exports):
-    stream, host = stream_in(tmp_path)
+    stream, host = stream_in(tmp_path, **{"dense.enabled": True})
     done, missing = made(exports, stream, tmp_path / "room.mesh.ply")
     assert missing == 0
     assert done.keyframes == stream.pipeline.counters["keyframes_stored"] >= FRAMES - 2

@@ -15,7 +15,10 @@ from da3_ros.live import stream as live_stream
 from da3_ros.parameter_schema import ConfigError
 from da3_ros.synthetic import SyntheticCamera
 
-EVERY = {"keyframe.rotation_deg": 0.0, "keyframe.parallax": 0.0, "window.size": 3}
+EVERY = {
+    "keyframe.rotation_deg": 0.0, "keyframe.parallax": 0.0, "window.size": 3,
+    "dense.enabled": False,
+}  # fmt: skip
 
 
 def shown(stream, host, frames=5):

@@ -179,7 +179,8 @@ def test_one_camera_of_a_rig_is_calibrated_late(bent):
 @pytest.mark.slow
 def test_with_refinement_the_late_calibration_holds(bent):
     camera, raw, pinhole = bent
-    pipeline = Pipeline(settings(**{"refinement.enabled": True}), ByCalibration(raw, pinhole))
+    refined = settings(**{"refinement.enabled": True, "dense.enabled": False})
+    pipeline = Pipeline(refined, ByCalibration(raw, pinhole))
     frames = [
         to_frame(camera, f, **({"calibration": None} if i < LATE else {}))
         for i, f in enumerate(raw)

@@ -101,9 +101,9 @@ class Refinements(MapListener):
 
 @functools.cache
 def after_refined_windows():
-    camera = SyntheticCamera(seed=3, size=(224, 168), walk="loop", frames=30)
+    camera = SyntheticCamera(seed=3, size=(140, 112), walk="loop", frames=24)
     pipeline = Pipeline(
-        config_from_parameters({"process_res": 224, "window.size": 6}),
+        config_from_parameters({"process_res": 140, "window.size": 6}),
         TruthSession(list(camera)),
     )
     pipeline.told = Refinements(pipeline.map.table)

@@ -16,10 +16,14 @@ from da3_ros.types import Frame, Prediction, ScaleMeasurement
 SIZE = (140, 112)
 SITUATIONS = {
     "refined, no camera_info": {},
-    "prior": {"pose_prior.source": "odometry", "pose_prior.output": "prior"},
-    "metric model": {"scale.source": "metric_model", "scale.metric_every": 1},
-    "mask": {},  # a file
-}
+    "prior": {
+        "pose_prior.source": "odometry", "pose_prior.output": "prior", "dense.enabled": False,
+    },
+    "metric model": {
+        "scale.source": "metric_model", "scale.metric_every": 1, "dense.enabled": False,
+    },
+    "mask": {"dense.enabled": False},  # a file
+}  # fmt: skip
 
 
 class SealedTruth(TruthSession):

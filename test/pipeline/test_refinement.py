@@ -428,7 +428,8 @@ def test_views_that_a_new_focal_length_leaves_behind_end_nothing(walk, monkeypat
     camera, true = walk
     monkeypatch.setattr(self_calibration, "MOVED_VIEWS", 5)
     monkeypatch.setattr(self_calibration, "determined_factor", lambda *_: 1.01)
-    config = config_from_parameters({"process_res": max(SIZE), "window.size": 8})
+    values = {"process_res": max(SIZE), "window.size": 8, "dense.enabled": False}
+    config = config_from_parameters(values)
     pipeline = Pipeline(config, TruthSession(true, noise=NOISE))
     pipeline.refinement.refiner.calibration._next = 10
     results = [r for f in true for r in pipeline.push(to_frame(camera, f, calibration=None))]
