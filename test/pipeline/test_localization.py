@@ -63,7 +63,8 @@ def rounds(ring, count, first_ns=LATER):
 @pytest.mark.parametrize("count", long_after(1, [2, 3]))
 def test_the_camera_is_followed_for_rounds_and_the_map_stays(folder, known, ring, tmp_path, count):
     walk = rounds(ring, count)[20:-40]
-    pipeline = resumed(folder, known, walk, metric=True, **LOCALIZE)
+    values = {**LOCALIZE, "map.remove_movers": True}
+    pipeline = resumed(folder, known, walk, metric=True, **values)
     before = pipeline.snapshot()
     results = push(pipeline, walk[:30])
     assert pipeline.map.pose_known

@@ -76,6 +76,7 @@ def after_a_loop():
     settings = {
         "process_res": 84, "window.size": 6, "map.voxel_m": 0.1, "loop.every": 2,
         "refinement.enabled": False, "hold_when_blind": False,  # images are black
+        "map.remove_movers": False,
     }  # fmt: skip
     pipeline = Pipeline(config_from_parameters(settings), DescribedTruth(walk))
     K = walk[0].K.copy()

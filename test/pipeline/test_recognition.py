@@ -135,7 +135,8 @@ def test_images_of_another_size_find_the_place(metric_folder, ring, size):
 
 def test_a_found_scene_is_saved_with_what_was_loaded(metric_folder, ring, tmp_path):
     again = later(ring[30:60])
-    pipeline = resumed(metric_folder, ring, again, metric=True)
+    values = {"metric": True, "map.remove_movers": True}
+    pipeline = resumed(metric_folder, ring, again, **values)
     push(pipeline, again)
     old, folder = load_scene(metric_folder), saved(pipeline, tmp_path)
     new = load_scene(folder)

@@ -19,6 +19,7 @@ METRIC = {"scale.source": "metric_model", "scale.metric_every": 1}
 SETTINGS = {
     "process_res": 84, "window.size": 6, "map.voxel_m": 0.1, "refinement.enabled": False,
     "hold_when_blind": False,  # images are black
+    "map.remove_movers": False,  # a fifth of the time, and nothing moves
 }  # fmt: skip
 
 
