@@ -329,7 +329,8 @@ def test_a_rig_is_one_store_and_independent_cameras_are_two(tmp_path):
     rig = {n: SyntheticCamera(mount=rig_mount(i, 0.2, -30), **walk)
            for i, n in enumerate(("front", "left"))}  # fmt: skip
     write_synthetic_bag(tmp_path / "bag", rig)
-    quick = ["process_res:=140", "window.size:=4", "model:=da3-tiny", "cameras:=[front, left]"]
+    quick = ["process_res:=140", "window.size:=4", "model:=da3-tiny", "cameras:=[front, left]",
+             "dense.enabled:=false"]  # fmt: skip
     both, each = {"scene": {"front", "left"}}, {"scene": {"front"}, "scene_left": {"left"}}
     for mode, scenes in (("joint", both), ("independent", each)):
         output = tmp_path / mode

@@ -14,7 +14,10 @@ from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.truth import TruthSession
 
 SIZE, FRAMES = (112, 84), 16
-BASE = {"process_res": 112, "model": "da3-tiny", "checkpoint": "random", "window.size": 5}
+BASE = {
+    "process_res": 112, "model": "da3-tiny", "checkpoint": "random", "window.size": 5,
+    "dense.enabled": False,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -35,9 +35,8 @@ def bag(camera, tmp_path_factory):
 
 
 def run(camera, bag, output, *assignments):
-    settings = load_config(
-        None, ["process_res:=224", "window.size:=4", "map.voxel_m:=0.05", *assignments]
-    )
+    values = ["process_res:=224", "window.size:=4", "map.voxel_m:=0.05", "dense.enabled:=false"]
+    settings = load_config(None, [*values, *assignments])
     return replay(ReplayOptions(bag, output), settings, TruthSession(camera))
 
 
