@@ -123,6 +123,7 @@ def test_warm_up_compiles_the_pipelines_own_windows(caplog):
     values = {
         "model": "da3-tiny", "device": "cpu", "process_res": 56, "window.size": 6,
         "mixed_precision": "off", "keyframe.rotation_deg": 2.0, "loop.every": 1,
+        "refinement.enabled": False,
     }  # fmt: skip
     found = []
     for backend in (Counting(), None):

@@ -50,7 +50,7 @@ WEIGHTS = "" if shipped_folder("da3-tiny") else "random"
 
 @pytest.fixture(scope="module")
 def walk():
-    camera = SyntheticCamera(3, SIZE, walk="loop", frames=60, rate_hz=5.0)
+    camera = SyntheticCamera(3, SIZE, walk="loop", frames=30, rate_hz=5.0)
     return camera, list(camera)
 
 
@@ -135,12 +135,12 @@ def assert_same_places(results):
         np.testing.assert_allclose(found.T_map_camera, expected.T_map_camera, atol=1e-3)
 
 
-def test_a_walk_of_sixty_frames_runs_on_openvino(walk):
+def test_a_walk_runs_on_openvino(walk):
     """Growing windows, keyframes, loops: every window, from the first."""
     camera, frames = walk
     framesets = [(Frame(f.stamp_ns, f.image, calibration=camera.calibration),) for f in frames]
     results, used, counts = streamed({"window.size": 5}, framesets)
-    assert len(results[0]) == 60
+    assert len(results[0]) == len(frames)
     half = len(used) // 2
     assert used == ["openvino"] * half + ["torch"] * half
     assert {count for count, _ in counts} >= {2, 3, 4, 5}

@@ -24,6 +24,7 @@ def settings(**values):
         "model": "da3-tiny",
         "checkpoint": "random",
         "refinement.enabled": False,
+        "map.remove_movers": False,
         "window.size": 6,
         "pose_prior.source": "odometry",
     }

@@ -32,6 +32,7 @@ def settings(**values):
         "model": "da3-tiny",
         "checkpoint": "random",
         "refinement.enabled": False,
+        "map.remove_movers": False,
         "window.size": 8,
         "cameras": list(NAMES),
     }

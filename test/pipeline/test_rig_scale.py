@@ -34,6 +34,7 @@ def settings(**values):
     base = {
         "process_res": 140, "model": "da3-tiny", "checkpoint": "random", "window.size": 8,
         "cameras": list(NAMES), "scale.source": "rig", "refinement.enabled": False,
+        "map.remove_movers": False, "dense.enabled": False,
         "hold_when_blind": False,  # images of a rig that stands are equal
     }  # fmt: skip
     return config_from_parameters({**base, **values})

@@ -20,7 +20,7 @@ SIZE = (140, 112)
 def settings(**values):
     base = {
         "process_res": 140, "model": "da3-tiny", "checkpoint": "random", "window.size": 5,
-        "refinement.enabled": False,
+        "refinement.enabled": False, "map.remove_movers": False,
     }  # fmt: skip
     return config_from_parameters({**base, **values})
 

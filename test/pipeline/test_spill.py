@@ -44,7 +44,8 @@ def camera():
 def run(camera, folder=None, limit_bytes=-1, background=False, **values):
     """Returns a pipeline after all frames; with a store if there is a folder."""
     session = TruthSession(camera, seed=1)
-    pipeline = Pipeline(settings(**{"keyframe.parallax": 0.02, **values}), session)
+    values = {"keyframe.parallax": 0.02, "map.remove_movers": True, **values}
+    pipeline = Pipeline(settings(**values), session)
     if folder is not None:
         recorder = KeyframeRecorder(folder, counters=Counter(), wait=True)
         spill = ArraySpill(folder, limit=DiskLimit(limit_bytes), background=background)

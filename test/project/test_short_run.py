@@ -14,7 +14,7 @@ KINDS = {
     "replay/test_continued.py": "test_a_killed_replay_goes_on",
     "fleet/test_fleet.py": "test_a_worker_makes_of_a_recording_what_a_replay_makes",
     "cli/test_merge_command.py": "test_the_result_is_viewed_exported_and_merged_again",
-    "backends/test_openvino.py": "test_a_walk_of_sixty_frames_runs_on_openvino",
+    "backends/test_openvino.py": "test_a_walk_runs_on_openvino",
     "backends/test_compiled.py": "test_inductors_encoder_equals_plain_code",
     "backends/test_network_export.py": "test_the_example_runs_anywhere_and_agrees",
     "export/test_export.py": "test_glb_is_upright_and_has_points_cameras_and_path",

@@ -33,7 +33,8 @@ ROOT = Path(da3_ros.__file__).parent
 def settings(**values):
     base = {
         "process_res": 140, "model": "da3-tiny", "checkpoint": "random", "window.size": 6,
-        "refinement.enabled": False, "scale.source": "toy",
+        "refinement.enabled": False, "scale.source": "toy", "map.remove_movers": False,
+        "dense.enabled": False,
     }  # fmt: skip
     return config_from_parameters({**base, **values})
 

@@ -17,6 +17,7 @@ def settings(**values):
     base = {
         "process_res": 140, "model": "da3-tiny", "checkpoint": "random", "window.size": 5,
         "refinement.enabled": False,
+        "map.remove_movers": False,  # nothing moves
     }  # fmt: skip
     return config_from_parameters({**base, **values})
 
