@@ -71,7 +71,7 @@ class Corrections(MapListener):
 def opened(walk, **values):
     settings = {
         "process_res": 168, "window.size": 6, "dense.enabled": False, "loop.enabled": False,
-        "depth.min_confidence": 0.0, **values,
+        "depth.min_confidence": 0.0, "map.remove_movers": False, **values,
     }  # fmt: skip
     pipeline = Pipeline(config_from_parameters(settings), TruthSession(walk[1], noise=NOISE))
     pipeline.told = Corrections(pipeline)

@@ -35,7 +35,7 @@ def run(walk, session=None, frames=None, live=False, **values):
     camera, true = walk
     settings = {
         "process_res": max(SIZE), "window.size": 5, "map.voxel_m": 0.02,
-        "dense.enabled": False, **values,
+        "dense.enabled": False, "map.remove_movers": False, **values,
     }  # fmt: skip
     pipeline = Pipeline(
         config_from_parameters(settings), session or TruthSession(true, noise=NOISE)
