@@ -223,7 +223,7 @@ class DepthMeasurement:
         due = {id: wanted[id] for id in self._chosen(ordered, most)}
         waiting = {
             id for id in ordered if id not in due
-            and (self._entries[id].search is None or self._entries[id].later < KEPT)
+            and (self._entries[id].search is None or self._may_wait(self._entries[id]))
         }  # fmt: skip
         last = [
             e for e in self._entries.values()
@@ -341,6 +341,10 @@ class DepthMeasurement:
     def _has_ended(self, entry: _Kept) -> bool:
         """Whether no more keyframes are expected beside one."""
         return entry.keyframe.chain != self._chain or self._is_passed(entry)
+
+    def _may_wait(self, entry: _Kept) -> bool:
+        """Whether a keyframe may wait for another search: not for ever."""
+        return entry.later < KEPT and not self._has_ended(entry)
 
     def _is_passed(self, entry: _Kept) -> bool:
         cameras = len({e.keyframe.camera for e in self._entries.values()})

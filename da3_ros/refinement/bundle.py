@@ -518,8 +518,9 @@ class _Solver:
         W = np.zeros((len(inverse), self.size, 3))
         W[point[:, None], SIZE * slot[:, None] + np.arange(SIZE)] = terms.W
         W[:, self.size - self.groups :] = terms.Wf.transpose(1, 0, 2)
-        flatY = (W @ inverse).transpose(1, 0, 2).reshape(self.size, -1)
-        H -= flatY @ W.transpose(1, 0, 2).reshape(self.size, -1).T
+        flat = self.size, 3 * len(inverse)  # also without any free view
+        flatY = (W @ inverse).transpose(1, 0, 2).reshape(flat)
+        H -= flatY @ W.transpose(1, 0, 2).reshape(flat).T
         g -= flatY @ terms.gp.ravel()
 
     def _eliminate(self, terms: _Terms, inverse: Array, H: Array, g: Array) -> None:

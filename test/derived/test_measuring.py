@@ -337,6 +337,9 @@ def test_a_keyframe_does_not_wait_for_ever_to_be_searched_again():
     for later, last in ((KEPT - 1, [0]), (KEPT, [0, 1])):  # 0 is repeated
         log.measurement._entries[1].later = later
         assert log.measurement.job(lambda k: moved[k.id], most=1).last == last
+    log.measurement.add(dataclasses.replace(ones[LAST + 1], chain=1))  # none of this one follows
+    log.measurement._entries[1].later = 0
+    assert set(range(LAST - LATER)) <= set(log.measurement.job(lambda k: moved[k.id], most=1).last)
 
 
 def test_beside_first_searches_the_oldest_one_is_repeated():

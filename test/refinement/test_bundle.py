@@ -60,6 +60,15 @@ def test_many_views_are_solved_as_few_are(made, monkeypatch, groups):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("most", [1000, 0])
+def test_without_a_free_view_only_points_move(made, monkeypatch, most):
+    monkeypatch.setattr(module, "FEW", most)
+    bundle, T, _ = made(start=0.05, views=4, points=20)
+    done = adjust(dataclasses.replace(bundle, free=np.zeros(4, bool)), 5)
+    np.testing.assert_array_equal(done.bundle.T_local_camera, bundle.T_local_camera)
+    assert np.isfinite(done.bundle.points).all()
+
+
 def test_exact_observations_give_the_true_poses(made):
     bundle, T, X = made(pixel=0.0, depth=0.0)
     done = adjust(bundle, 30)
