@@ -63,7 +63,7 @@ def test_many_views_are_solved_as_few_are(made, monkeypatch, groups):
 @pytest.mark.parametrize("most", [1000, 0])
 def test_without_a_free_view_only_points_move(made, monkeypatch, most):
     monkeypatch.setattr(module, "FEW", most)
-    bundle, T, _ = made(start=0.05, views=4, points=20)
+    bundle, _, _ = made(start=0.05, views=4, points=20)
     done = adjust(dataclasses.replace(bundle, free=np.zeros(4, bool)), 5)
     np.testing.assert_array_equal(done.bundle.T_local_camera, bundle.T_local_camera)
     assert np.isfinite(done.bundle.points).all()
