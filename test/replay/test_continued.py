@@ -144,6 +144,7 @@ CASES = {
 }
 
 
+@pytest.mark.usefixtures("solved_each_time")
 @pytest.mark.slow
 @pytest.mark.parametrize("case", long_after(1, CASES))
 def test_a_continued_replay_writes_the_same_bytes(seldom, camera, bag, tmp_path, case):
@@ -201,6 +202,7 @@ def test_a_replay_that_has_closed_a_loop_is_continued(seldom, tmp_path, monkeypa
     assert_same(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.usefixtures("solved_each_time")
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", long_after(1, ["joint", "independent"]))
 def test_a_continued_replay_of_two_cameras_writes_the_same_bytes(
@@ -213,6 +215,7 @@ def test_a_continued_replay_of_two_cameras_writes_the_same_bytes(
     assert_same(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.usefixtures("solved_each_time")
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", long_after(1, ["localization", "mapping"]))
 def test_a_continued_replay_in_a_saved_scene_writes_the_same_bytes(

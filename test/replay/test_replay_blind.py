@@ -102,6 +102,7 @@ def whole(folder):
     return {str(name): data for name, data in files.items() if name.name != "measured.json"}
 
 
+@pytest.mark.usefixtures("solved_each_time")
 @pytest.mark.slow
 @pytest.mark.parametrize("refine", long_after(1, ["false", "true"]))
 def test_a_replay_interrupted_in_the_dark_goes_on_with_the_same_bytes(
