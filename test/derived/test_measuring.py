@@ -312,7 +312,8 @@ def test_what_was_found_with_other_poses_confirms_nothing():
     np.testing.assert_array_equal(depth_of(dataclasses.replace(job, found=turned)), depth_of(job))
 
 
-def test_what_is_left_to_be_searched_again_stays_open():
+def with_poses_that_moved_late():
+    """A log whose oldest keyframes would be decided on now, keyframes, and their newest poses."""
     log, (ones, poses, _) = Log(), keyframes()
     for one in ones[:LAST]:
         log.step(one)
@@ -320,6 +321,11 @@ def test_what_is_left_to_be_searched_again_stays_open():
     for id in (1, 3, 5):
         moved[id][0][:3, 3] += 0.1
     log.measurement.add(ones[LAST])
+    return log, ones, moved
+
+
+def test_what_is_left_to_be_searched_again_stays_open():
+    log, _, moved = with_poses_that_moved_late()
     job = log.measurement.job(lambda k: moved[k.id], most=2)
     assert 0 not in [*job.due, *job.last]
     log.measurement.take(job.run())
@@ -327,13 +333,7 @@ def test_what_is_left_to_be_searched_again_stays_open():
 
 
 def test_a_keyframe_does_not_wait_for_ever_to_be_searched_again():
-    log, (ones, poses, _) = Log(), keyframes()
-    for one in ones[:LAST]:
-        log.step(one)
-    moved = {id: (T.copy(), unit) for id, (T, unit) in poses.items()}
-    for id in (1, 3, 5):
-        moved[id][0][:3, 3] += 0.1
-    log.measurement.add(ones[LAST])
+    log, ones, moved = with_poses_that_moved_late()
     for later, last in ((KEPT - 1, [0]), (KEPT, [0, 1])):  # 0 is repeated
         log.measurement._entries[1].later = later
         assert log.measurement.job(lambda k: moved[k.id], most=1).last == last
