@@ -23,9 +23,10 @@ from da3_ros.mapping.graph_solution import Correction
 from da3_ros.mapping.map_table import MapListener, MapTable
 from da3_ros.mapping.pose_graph import Edge
 from da3_ros.mapping.submaps import relative_pose
-from da3_ros.refinement.bundle import NETWORK, PosePriors
+from da3_ros.refinement.bundle import NETWORK, Metre, PosePriors
 from da3_ros.refinement.features import Features
 from da3_ros.refinement.map_bundle import AdjustedMap, MapMatches, MapView, adjusted_map
+from da3_ros.refinement.measured_poses import UNKNOWN_METRE
 from da3_ros.refinement.tracked_view import MeasuredPose, TrackedView
 from da3_ros.types import Array
 
@@ -63,6 +64,7 @@ class Adjustment:
 
     correction: Correction  # moves submaps as their keyframes move on average
     frames: list[PoseInSubmap]  # after that, poses of frames in their submaps
+    metre: Metre | None = None  # in the frame of odometry, by the rig; None: not measured
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +83,7 @@ class _AdjustmentJob:
     loops: PosePriors
     rigid: bool  # whether submaps keep their size
     by_depth: bool  # whether depths stay as they are on average, or distances
+    metre: Metre = UNKNOWN_METRE  # by the rig, as windows know it
 
 
 class MapAdjustment(MapListener):
@@ -155,12 +158,14 @@ class MapAdjustment(MapListener):
         return _are_one_frameset(other, keyframe) and other.id not in known
 
     def end_window(
-        self, loops: Sequence[Edge], *, rigid: bool, by_depth: bool, ends: bool = False
-    ) -> Adjustment | None:
+        self, loops: Sequence[Edge], *, rigid: bool, by_depth: bool, ends: bool = False,
+        metre: Metre = UNKNOWN_METRE,
+    ) -> Adjustment | None:  # fmt: skip
         """Goes on after a window; returns the correction that was found.
 
         loops: edges of the graph of submaps. rigid: whether submaps keep their size. by_depth:
         whether depths stay as they are on average, or distances. ends: no keyframe follows.
+        metre: in the frame of odometry, by the rig.
         """
         found = self._collect(wait=ends)
         if found is not None or self._running is not None:
@@ -169,7 +174,7 @@ class MapAdjustment(MapListener):
             job = self._job(loops, MOST if self._all or ends else NEWEST)
             self._new, self._fresh, self._all = 0, False, False
             if job is not None:
-                self._start(replace(job, rigid=rigid, by_depth=by_depth))
+                self._start(replace(job, rigid=rigid, by_depth=by_depth, metre=metre))
         return self._collect(wait=ends)
 
     def _job(self, loops: Sequence[Edge], most: int) -> _AdjustmentJob | None:
@@ -223,7 +228,10 @@ class MapAdjustment(MapListener):
     def _run(self, job: _AdjustmentJob) -> AdjustedMap | None:
         try:
             job.matches.extend(job.views)
-            return adjusted_map(job.views, job.matches, job.loops, job.held, by_depth=job.by_depth)
+            return adjusted_map(
+                job.views, job.matches, job.loops, job.held, by_depth=job.by_depth,
+                metre=job.metre,
+            )  # fmt: skip
         except Exception as error:  # the map stays as it is
             self._counters["map_adjustments_failed"] += 1
             if self._counters["map_adjustments_failed"] <= REPORTED:
@@ -247,6 +255,9 @@ class MapAdjustment(MapListener):
             return None
         frames = table.path.frames_of(job.movable, MOST_FRAMES)
         found = adjustment_of(job, done, frames)
+        newest = table.submaps[max(table.submaps)]
+        if found is not None and newest.component != table.submaps[job.movable[-1]].component:
+            found = replace(found, metre=None)  # odometry has another unit now
         self._counters["map_adjustments" if found else "map_adjustments_refused"] += 1
         return found
 
@@ -332,10 +343,14 @@ def adjustment_of(
         [f.camera for f in mine_frames],
         np.array([local[f.submap].pose(f.T_submap_camera) for f in mine_frames]),
     )
-    return Adjustment(correction, [
+    moved_frames = [
         replace(f, T_submap_camera=relative_pose(there[f.submap], T))
         for f, T in zip(mine_frames, poses, strict=True)
-    ])  # fmt: skip
+    ]
+    metre = done.metre
+    if metre is not None:
+        metre = replace(metre, log=metre.log - math.log(by_newest.scale))
+    return Adjustment(correction, moved_frames, metre)
 
 
 def _with_first_kept(T: Similarity, before: Array, after: Array, scale: float) -> Similarity:

@@ -40,6 +40,7 @@ from da3_ros.pipeline.keyframe_recording import KeyframeData, KeyframeRecording
 from da3_ros.pipeline.map_adjustment import MapAdjustment
 from da3_ros.pipeline.map_following import MapFollowing
 from da3_ros.pipeline.saved_recognition import usable_recognition, with_recognition
+from da3_ros.refinement.bundle import Metre
 from da3_ros.refinement.refiner import RefinedWindow
 from da3_ros.types import Array, Scale, TrackedFrame, Window, WindowEstimate
 
@@ -274,21 +275,28 @@ class SceneMap(MapListener):
         owned = self.localizes or self.following.enabled
         return refinement.enabled and refinement.map and not owned
 
-    def adjust(self, *, ends: bool = False) -> None:
-        """Goes on to adjust the map's keyframes together, after a window. ends: none follows."""
+    def adjust(self, metre: Metre, *, ends: bool = False) -> Metre | None:
+        """Goes on to adjust the map's keyframes together, after a window. ends: none follows.
+
+        metre: in the frame of odometry, by the rig. Returns it as all keyframes show it; None if
+        they do not.
+        """
         if not self.adjusts:
             self.adjustment.forget_features()
-            return
+            return None
         if self.loops.is_solving:  # what is found now would be of another map
-            return
+            return None
         source = self.scale.source
         found = self.adjustment.end_window(
             self.table.edges, rigid=self.scale.measured,
             by_depth=self.scale.measured and (source.by_depth or not source.learns), ends=ends,
+            metre=metre,
         )  # fmt: skip
-        if found is not None:
-            self.correct(found.correction)
-            self.table.move_frames(found.frames)
+        if found is None:
+            return None
+        self.correct(found.correction)
+        self.table.move_frames(found.frames)
+        return found.metre
 
     def measure_depth(self) -> None:
         """Goes on to measure the depth of keyframes, after a window."""

@@ -20,6 +20,7 @@ from da3_ros.mapping.alignment import Alignment
 from da3_ros.mapping.map_table import MapTable
 from da3_ros.pipeline.window_builder import PreparedView
 from da3_ros.pipeline.window_odometry import WindowOdometry
+from da3_ros.refinement.bundle import Metre
 from da3_ros.refinement.loop_check import joined_by_tracks, refined_loop, shows_known
 from da3_ros.refinement.refiner import (
     NO_DEPTH_ERROR,
@@ -31,6 +32,7 @@ from da3_ros.refinement.refiner import (
     WindowRefiner,
 )
 from da3_ros.refinement.self_calibration import NO_CHANGE
+from da3_ros.refinement.sliding_graph import SETTLED
 from da3_ros.refinement.solver_limits import SolverLimits, TimeLimit, choose_limits
 from da3_ros.refinement.tracked_view import TrackedView
 from da3_ros.types import Array, ScaleMeasurement, Window, WindowEstimate
@@ -39,6 +41,7 @@ log = logging.getLogger(__name__)
 
 
 REPORTED = 10  # failures that are logged; all are counted
+CONTRADICTIONS = 3  # windows that contradict the rig, from which on it is declared wrongly
 
 
 class WindowRefinement:
@@ -111,6 +114,7 @@ class WindowRefinement:
             self._report_failure(f"window {window.id} is not refined", error)
             self.refiner.undo()
             return estimate, placed, None
+        self._report_rig()
         if refined is None:
             self.counters["windows_few_tracks"] += len(window.views) > 1
             return estimate, placed, None
@@ -122,6 +126,17 @@ class WindowRefinement:
             placed = dataclasses.replace(placed, accepted=True, reason="")
         placed = dataclasses.replace(placed, T_local_window=refined.T_local_window)
         return refined.estimate, placed, refined
+
+    def _report_rig(self) -> None:
+        """Counts windows whose tracks contradict the rig, and says so once it is no accident."""
+        if not self.refiner.graph.rig_contradicted:
+            return
+        self.counters["rig_contradicted"] += 1
+        if self.counters["rig_contradicted"] == CONTRADICTIONS:
+            log.warning(
+                "feature tracks place the cameras of the rig otherwise than declared: they show "
+                "no metres; check rig.poses or the transforms (optical frames, z forward)"
+            )
 
     def calibrated(
         self, window: Window, new: Sequence[PreparedView], estimate: WindowEstimate
@@ -217,6 +232,16 @@ class WindowRefinement:
         if count <= REPORTED:
             log.error("%s: %s: %s", what, type(error).__name__, error, exc_info=count == 1)
 
+    @property
+    def metre(self) -> Metre:
+        """The length of a metre in local by the rig, as far as it is known."""
+        return self.refiner.graph.metre
+
+    def take_metre(self, metre: Metre | None) -> None:
+        """Takes over the metre as all keyframes show it; None: they do not."""
+        if metre is not None:
+            self.refiner.graph.metre = metre
+
     def keep(self, table: MapTable) -> None:
         """Forgets views that no later window can share, and where the others are."""
         units = {id: unit for id, (_, unit) in self._poses(table).items()}
@@ -249,6 +274,7 @@ def in_refined_unit(
     result: RefinedWindow,
     *,
     by_depth: bool,
+    by_rig: bool,
 ) -> WindowEstimate:
     """Returns a refined estimate with the network's scale measurement in its new unit; without
     one if a focal length was found, because what was measured has its error.
@@ -257,6 +283,12 @@ def in_refined_unit(
     poses, which tracks may bring to another one. Refined poses themselves are no measurement:
     those of earlier windows hold them, so that they repeat one error.
     """
+    metre = result.views.metre
+    if by_rig and metre is not None:
+        if metre.sigma > SETTLED:  # it will soon be known far better
+            return dataclasses.replace(refined, measure=None)
+        value = result.T_local_window.scale / math.exp(metre.log)
+        return dataclasses.replace(refined, measure=ScaleMeasurement(value, metre.sigma))
     measure = network.measure
     if measure is None:
         return refined

@@ -95,7 +95,7 @@ class WindowSteps(MapListener):
         """
         taken = self.builder.take()
         closed = self.scene_map.close_loop()
-        self.scene_map.adjust()
+        self.refinement.take_metre(self.scene_map.adjust(self.refinement.metre))
         follow(self.scene_map, [prepared.view for prepared in taken])
         new = [p for p in taken if not p.blind]
         frames = self._run_window(new, closed=closed) if new else iter(())
@@ -154,10 +154,17 @@ class WindowSteps(MapListener):
         by_tracks, alignment, refined = self.refinement.run(
             window, new, aligned, alignment, self.odometry, self.scene_map.table
         )
+        if refined is None or refined.views.metre is None:
+            scale.source.report_missing()
         if refined is None:
             return PlacedWindow(window, prediction, aligned, alignment, depth)
         by_tracks = in_refined_unit(
-            window, aligned, by_tracks, refined, by_depth=scale.source.by_depth
+            window,
+            aligned,
+            by_tracks,
+            refined,
+            by_depth=scale.source.by_depth,
+            by_rig=scale.source.needs_rig,
         )
         depth = refined.scaled(depth)
         return PlacedWindow(window, prediction, by_tracks, alignment, depth, refined)
@@ -171,7 +178,9 @@ class WindowSteps(MapListener):
         if window.T_prior_camera is not None:
             self.counters["windows_with_prior"] += 1
         by_prior = unit_by_prior(window, estimate)
-        measure = scale.source.measure(window, estimate, by_prior)
+        measure = None
+        if not (scale.source.needs_rig and math.isfinite(self.refinement.metre.sigma)):
+            measure = scale.source.measure(window, estimate, by_prior)
         estimate = dataclasses.replace(estimate, measure=measure)
         return self.odometry.prior.apply(window, estimate, by_prior)
 

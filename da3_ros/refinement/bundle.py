@@ -11,6 +11,7 @@ about its own axes; position in local; log scale of its depth).
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -70,12 +71,16 @@ class PosePriors:
         at = {id: k for k, id in enumerate(used)}
         ends = zip(self.first.tolist(), self.second.tolist(), strict=True)
         kept = np.array([a in at and b in at for a, b in ends], bool)
+        rest = self.where(kept)
         first, second = (
-            np.array([at[i] for i in ids[kept].tolist()], int) for ids in (self.first, self.second)
+            np.array([at[i] for i in ids.tolist()], int) for ids in (rest.first, rest.second)
         )
-        return PosePriors(
-            first, second, self.T_first_second[kept], self.root[kept], self.source[kept]
-        )
+        return replace(rest, first=first, second=second)
+
+    def where(self, mask: Array) -> PosePriors:
+        """Returns the priors of a mask [P]."""
+        fields = (self.first, self.second, self.T_first_second, self.root, self.source)
+        return PosePriors(*(values[mask] for values in fields))
 
 
 def pose_prior_terms(
@@ -126,6 +131,14 @@ FEW = 100  # unknowns up to which points are eliminated at once
 CONVERGED = 1e-4  # relative decrease of the cost that ends the iteration
 
 
+@dataclass(frozen=True)
+class Metre:
+    """The length of a metre in local, as far as it is known."""
+
+    log: float  # its logarithm; units of local
+    sigma: float  # standard deviation of that; inf: unknown
+
+
 @dataclass(frozen=True, eq=False)
 class Observations:
     """Image positions of points, and the depths that the network predicted there. O rows, sorted
@@ -155,6 +168,14 @@ class Bundle:
     # Number of each view's camera if its focal length is unknown; -1: known.
     focal: Array | None = None
     focal_sigma: float = 0.05  # standard deviation of the logarithms of unknown focal lengths
+    # With it, positions of the rig's priors are in metres; without, in local.
+    metre_prior: Metre | None = None
+    log_metre: float = 0.0  # where the solution starts
+
+    @property
+    def focal_count(self) -> int:
+        """Number G of unknown focal lengths."""
+        return 0 if self.focal is None else int(self.focal.max(initial=-1)) + 1
 
     def typical_log_depth(self) -> Array:
         """Returns the logarithms [O] of the points' depths in the views that see them."""
@@ -171,7 +192,8 @@ class Adjusted:
     bundle: Bundle
     reprojection: Array  # [O] distances to the observed positions, pixels; inf: behind the camera
     depth_residual: Array  # [O] log depth less the view's scaled prediction; NaN: no depth
-    information: Array  # [D, D] of the free views' errors and focal lengths, points eliminated
+    # [D, D] of the errors of free views, of focal lengths and of the metre, points eliminated
+    information: Array
     cost: float
     steps: int
     focal: Array  # [G] factors on the unknown focal lengths
@@ -185,8 +207,7 @@ class Adjusted:
         """Returns the covariance [7 F, 7 F] of the free views' errors, with the held ones exact;
         None if the observations do not determine them."""
         inverse = self._inverse
-        size = SIZE * int(self.bundle.free.sum())
-        return None if inverse is None else np.asarray(inverse[:size, :size])
+        return None if inverse is None else np.asarray(inverse[: self._size, : self._size])
 
     def by_held(self) -> Array:
         """Returns the derivatives [7 F, 7 H] of the free views' errors by those of the held ones,
@@ -197,8 +218,9 @@ class Adjusted:
         b = self.bundle
         everything = replace(b, free=np.ones(len(b.free), bool))
         free = np.repeat(b.free, SIZE)
+        free = np.append(free, np.ones(len(self.information) - free.sum(), bool))
         coupled = _information(everything)[np.ix_(free, ~free)]
-        return -cho_solve(cho_factor(self.information), coupled)
+        return -cho_solve(cho_factor(self.information), coupled)[: self._size]
 
     def by_network(self) -> Array:
         """Returns the derivatives [7 F, 7 F] of the free views' errors by those that depths and
@@ -214,7 +236,7 @@ class Adjusted:
             scale_prior=b.log_scale, scale_sigma=HARDLY * b.scale_sigma, poses=PosePriors.none(),
         )  # fmt: skip
         by_tracks = cho_solve(cho_factor(self.information), _information(only_tracks))
-        return np.eye(len(by_tracks)) - by_tracks
+        return (np.eye(len(by_tracks)) - by_tracks)[: self._size, : self._size]
 
     def focal_sigma(self) -> Array:
         """Returns the standard deviations [G] of the logarithms of unknown focal lengths; inf if
@@ -222,7 +244,32 @@ class Adjusted:
         count = len(self.focal)
         if self._inverse is None:
             return np.full(count, np.inf)
-        return np.sqrt(np.diag(self._inverse)[len(self.information) - count :])
+        return np.sqrt(np.diag(self._inverse)[self._size : self._size + count])
+
+    def metre(self) -> Metre | None:
+        """Returns the metre that observations and priors have found; None: they do not."""
+        if self.bundle.metre_prior is None or self._inverse is None:
+            return None
+        variance = float(self._inverse[-1, -1])
+        known = 0 < variance < math.inf
+        return Metre(self.bundle.log_metre, math.sqrt(variance)) if known else None
+
+    def sigma_in_metres(self, by_views: Array) -> float:
+        """Returns the standard deviation of the logarithm of a length in metres; inf: not
+        determined.
+
+        by_views: [7 F] derivatives of the logarithm in local by the errors of the free views.
+        """
+        inverse = self._inverse
+        if inverse is None or self.bundle.metre_prior is None:
+            return math.inf
+        by_all = np.zeros(len(inverse))
+        by_all[: self._size], by_all[-1] = by_views, -1.0
+        return math.sqrt(max(float(by_all @ inverse @ by_all), 0.0))
+
+    @property
+    def _size(self) -> int:
+        return SIZE * int(self.bundle.free.sum())
 
     @functools.cached_property
     def _inverse(self) -> Array | None:
@@ -269,22 +316,26 @@ class _State:
     c: Array  # [V, 3]
     s: Array  # [V]
     X: Array  # [N, 3]
-    f: Array  # [G] factors on unknown focal lengths, logarithms
+    # [C] what is common to views, logarithms: factors on G unknown focal lengths, and the metre
+    # if rig priors are in it
+    common: Array
 
     @staticmethod
     def of(b: Bundle) -> _State:
-        groups = 0 if b.focal is None else int(b.focal.max(initial=-1)) + 1
+        common = np.zeros(b.focal_count)
+        if b.metre_prior is not None:
+            common = np.append(common, b.log_metre)
         T = b.T_local_camera
-        return _State(T[:, :3, :3], T[:, :3, 3], b.log_scale, b.points, np.zeros(groups))
+        return _State(T[:, :3, :3], T[:, :3, 3], b.log_scale, b.points, common)
 
     def moved(self, step: tuple[Array, Array, Array], solver: _Solver) -> _State:
-        views, points, focal = step
+        views, points, common = step
         R, c, s = self.R.copy(), self.c.copy(), self.s.copy()
         at = solver.free
         R[at] = R[at] @ Rotation.from_rotvec(views[:, ROTATION]).as_matrix()
         c[at] += views[:, POSITION]
         s[at] += views[:, SCALE]
-        return _State(R, c, s, self.X + points, self.f + focal)
+        return _State(R, c, s, self.X + points, self.common + common)
 
 
 @dataclass(frozen=True, eq=False)
@@ -304,12 +355,12 @@ class _Terms:
     """Normal equations and residuals of a state."""
 
     cost: float
-    H: Array  # [D, D] of views and focal lengths; D = 7 F + G
+    H: Array  # [D, D] of views and of what is common to them; D = 7 F + C
     g: Array  # [D]
     Hp: Array  # [N, 3, 3]
     gp: Array  # [N, 3]
     W: Array  # [M, 7, 3] by view and point, of the observations of free views
-    Wf: Array  # [G, N, 3] by focal length and point
+    Wc: Array  # [C, N, 3] by what is common, and point
     distance: Array  # [O]
     depth_residual: Array  # [O]
 
@@ -333,8 +384,9 @@ class _Solver:
         self.view_starts = np.flatnonzero(np.diff(rows, prepend=-1))
         self.view_rows = rows[self.view_starts]
         self.order = order  # of ``mine``, by view
-        self.groups = 0 if bundle.focal is None else int(bundle.focal.max(initial=-1)) + 1
-        self.size = SIZE * len(self.free) + self.groups
+        self.groups = bundle.focal_count
+        self.common = self.groups + (bundle.metre_prior is not None)
+        self.size = SIZE * len(self.free) + self.common
 
     @functools.cached_property
     def _pairs(self) -> tuple[Array, Array, Array, Array, Array]:
@@ -368,7 +420,7 @@ class _Solver:
         if self.groups:
             assert b.focal is not None
             group = b.focal[o.view]
-            factor = np.where(group >= 0, np.exp(state.f)[np.maximum(group, 0)], 1.0)
+            factor = np.where(group >= 0, np.exp(state.common)[np.maximum(group, 0)], 1.0)
             fx, fy = fx * factor, fy * factor
         a = x[:, :2] / z[:, None]
         offset = np.stack((fx * a[:, 0] + K[:, 0, 2], fy * a[:, 1] + K[:, 1, 2]), 1) - o.pixel
@@ -417,7 +469,7 @@ class _Solver:
         Jv[:, :, POSITION] = -row.JX[at]
         Jv[:, 2, SCALE] = -row.depth_root[at]
         Hv, gv = np.zeros((N, SIZE, SIZE)), np.zeros((N, SIZE))
-        W, Wf = np.zeros((len(at), SIZE, 3)), np.zeros((self.groups, count, 3))
+        W, Wc = np.zeros((len(at), SIZE, 3)), np.zeros((self.common, count, 3))
         if len(at):
             JvT = Jv.transpose(0, 2, 1)
             Hv[self.view_rows] = np.add.reduceat(JvT @ Jv, self.view_starts)
@@ -431,16 +483,17 @@ class _Solver:
             H[part, part] = Hv[i]
         g[: SIZE * N] = gv.ravel()
         if self.groups:
-            self._add_focal(state, row, Jv, H, g, Wf)
+            cost += self._add_focal(state, row, Jv, H, g, Wc)
         cost += self._add_scale_priors(state, H, g)
         cost += self._add_pose_priors(state, H, g)
-        return _Terms(cost, H, g, Hp, gp, W, Wf, distance, depth_residual)
+        return _Terms(cost, H, g, Hp, gp, W, Wc, distance, depth_residual)
 
     def _add_focal(
-        self, state: _State, row: _Rows, Jv: Array, H: Array, g: Array, Wf: Array
-    ) -> None:
-        """Adds the unknown focal lengths to the equations, in position."""
+        self, state: _State, row: _Rows, Jv: Array, H: Array, g: Array, Wc: Array
+    ) -> float:
+        """Adds the unknown focal lengths to the equations, in position; returns their cost."""
         b, o = self.b, self.b.observations
+        residual = state.common[: self.groups] / b.focal_sigma
         assert b.focal is not None
         group = b.focal[o.view]
         Jf = np.column_stack((row.Jf, np.zeros(len(group))))
@@ -449,15 +502,16 @@ class _Solver:
             at_row = SIZE * len(self.free) + k
             J = np.where((group == k)[:, None], Jf, 0.0)
             H[at_row, at_row] += (J**2).sum() + 1 / b.focal_sigma**2
-            g[at_row] += (J * row.r).sum() + state.f[k] / b.focal_sigma**2
+            g[at_row] += (J * row.r).sum() + residual[k] / b.focal_sigma
             by_point = np.einsum("oij,oi->oj", row.JX, J)
-            Wf[k, self.seen] = np.add.reduceat(by_point, self.starts)
+            Wc[k, self.seen] = np.add.reduceat(by_point, self.starts)
             if len(at):
                 cross = np.einsum("oij,oi->oj", Jv, J[at])
                 sums = np.add.reduceat(cross, self.view_starts).ravel()
                 columns = (self.view_rows[:, None] * SIZE + np.arange(SIZE)).ravel()
                 H[at_row, columns] += sums
                 H[columns, at_row] += sums
+        return float(residual @ residual)
 
     def _add_scale_priors(self, state: _State, H: Array, g: Array) -> float:
         b = self.b
@@ -466,25 +520,32 @@ class _Solver:
         rows = SIZE * np.arange(len(self.free)) + SCALE
         H[rows, rows] += weight / b.scale_sigma[self.free] ** 2
         g[rows] += weight * residual / b.scale_sigma[self.free]
-        cost = float((CAUCHY**2 * np.log1p((residual / CAUCHY) ** 2)).sum())
-        if self.groups:
-            cost += float((state.f / b.focal_sigma) @ (state.f / b.focal_sigma))
-        return cost
+        return float((CAUCHY**2 * np.log1p((residual / CAUCHY) ** 2)).sum())
 
     def _add_pose_priors(self, state: _State, H: Array, g: Array) -> float:
-        p = self.b.poses
+        p, metre = self.b.poses, self.b.metre_prior
+        cost_of_metre = 0.0
+        T = p.T_first_second
+        by_metre = np.zeros((len(p.first), 6))
+        if metre is not None:
+            cost_of_metre = self._add_metre_prior(metre, state, H, g)
+            rig = p.source == RIG
+            T = T.copy()
+            T[rig, :3, 3] *= np.exp(state.common[-1])
+            by_metre[rig, 3:] = -T[rig, :3, 3]
         if not len(p.first):
-            return 0.0
+            return cost_of_metre
         r, Ji, Jj = pose_prior_terms(
-            state.R[p.first], state.c[p.first], state.R[p.second], state.c[p.second],
-            p.T_first_second,
-        )  # fmt: skip
+            state.R[p.first], state.c[p.first], state.R[p.second], state.c[p.second], T
+        )
         r, Ji, Jj = (p.root @ r[..., None])[..., 0], p.root @ Ji, p.root @ Jj
+        by_metre = (p.root @ by_metre[..., None])[..., 0]
         length = np.linalg.norm(r.reshape(-1, 2, 3), axis=2)
         weight = np.minimum(1.0, HUBER / np.maximum(length, 1e-12))
         cost = np.where(length < HUBER, length**2, 2 * HUBER * length - HUBER**2).sum()
         root = np.repeat(np.sqrt(weight), 3, axis=1)
         r, Ji, Jj = r * root, Ji * root[..., None], Jj * root[..., None]
+        by_metre *= root
         for k, (i, j) in enumerate(zip(self.slot[p.first], self.slot[p.second], strict=True)):
             ends = [(at, J[k]) for at, J in ((i, Ji), (j, Jj)) if at >= 0]
             for at, J in ends:
@@ -492,7 +553,20 @@ class _Solver:
                 g[rows] += J.T @ r[k]
                 for other, J2 in ends:
                     H[rows, SIZE * other : SIZE * other + 6] += J.T @ J2
-        return float(cost)
+                if metre is not None:
+                    H[rows, -1] += J.T @ by_metre[k]
+                    H[-1, rows] += J.T @ by_metre[k]
+        if metre is not None:
+            H[-1, -1] += (by_metre**2).sum()
+            g[-1] += (by_metre * r).sum()
+        return float(cost) + cost_of_metre
+
+    @staticmethod
+    def _add_metre_prior(metre: Metre, state: _State, H: Array, g: Array) -> float:
+        residual = (float(state.common[-1]) - metre.log) / metre.sigma
+        H[-1, -1] += 1 / metre.sigma**2
+        g[-1] += residual / metre.sigma
+        return residual**2
 
     # Steps ---------------------------------------------------------------------------------------
 
@@ -517,7 +591,7 @@ class _Solver:
         slot = self.slot[self.b.observations.view[self.mine]]
         W = np.zeros((len(inverse), self.size, 3))
         W[point[:, None], SIZE * slot[:, None] + np.arange(SIZE)] = terms.W
-        W[:, self.size - self.groups :] = terms.Wf.transpose(1, 0, 2)
+        W[:, self.size - self.common :] = terms.Wc.transpose(1, 0, 2)
         flat = self.size, 3 * len(inverse)  # also without any free view
         flatY = (W @ inverse).transpose(1, 0, 2).reshape(flat)
         H -= flatY @ W.transpose(1, 0, 2).reshape(flat).T
@@ -537,25 +611,25 @@ class _Solver:
         g[:N].reshape(-1, SIZE)[self.view_rows] -= np.add.reduceat(
             by_point[self.order], self.view_starts
         )
-        for k, Wf in enumerate(terms.Wf):
-            Yf = np.einsum("ni,nij->nj", Wf, inverse)
-            g[N + k] -= float((Yf * terms.gp).sum())
-            H[N + k, N:] -= np.einsum("nj,gnj->g", Yf, terms.Wf)
-            cross = np.einsum("mij,mj->mi", Y, Wf[point])[self.order]
+        for k, Wc in enumerate(terms.Wc):
+            Yc = np.einsum("ni,nij->nj", Wc, inverse)
+            g[N + k] -= float((Yc * terms.gp).sum())
+            H[N + k, N:] -= np.einsum("nj,cnj->c", Yc, terms.Wc)
+            cross = np.einsum("mij,mj->mi", Y, Wc[point])[self.order]
             sums = np.zeros((len(self.free), SIZE))
             sums[self.view_rows] = np.add.reduceat(cross, self.view_starts)
             H[N + k, :N] -= sums.ravel()
             H[:N, N + k] -= sums.ravel()
 
     def step(self, terms: _Terms, damping: float) -> tuple[Array, Array, Array] | None:
-        """Returns steps of views [F, 7], points [N, 3] and focal lengths [G]; None: singular."""
+        """Returns steps of views [F, 7], points [N, 3] and what is common [C]; None: singular."""
         try:
             S, g, inverse = self.reduced(terms, damping)
             dv = cho_solve(cho_factor(S), -g)
         except (np.linalg.LinAlgError, ValueError):
             return None
         N = SIZE * len(self.free)
-        back = terms.gp + np.einsum("g,gnj->nj", dv[N:], terms.Wf)
+        back = terms.gp + np.einsum("c,cnj->nj", dv[N:], terms.Wc)
         if len(self.mine):
             point = self.b.observations.point[self.mine]
             own = dv[:N].reshape(-1, SIZE)[self.slot[self.b.observations.view[self.mine]]]
@@ -569,18 +643,24 @@ class _Solver:
         b = self.b
         T = np.tile(np.eye(4), (len(b.free), 1, 1))
         T[:, :3, :3], T[:, :3, 3] = state.R, state.c
-        K = b.K
+        K, log_metre = b.K, b.log_metre
+        factors = np.exp(state.common)
         if self.groups:
             assert b.focal is not None
             K = K.copy()
-            factor = np.where(b.focal >= 0, np.exp(state.f)[np.maximum(b.focal, 0)], 1.0)
+            factor = np.where(b.focal >= 0, factors[np.maximum(b.focal, 0)], 1.0)
             K[:, 0, 0] *= factor
             K[:, 1, 1] *= factor
+        if b.metre_prior is not None:
+            log_metre = float(state.common[-1])
         S, *_ = self.reduced(terms, 0.0)
-        done = replace(b, T_local_camera=T, log_scale=state.s, points=state.X, K=K)
-        return Adjusted(
-            done, terms.distance, terms.depth_residual, S, terms.cost, steps, np.exp(state.f)
+        done = replace(
+            b, T_local_camera=T, log_scale=state.s, points=state.X, K=K, log_metre=log_metre
         )
+        return Adjusted(
+            done, terms.distance, terms.depth_residual, S, terms.cost, steps,
+            factors[: self.groups],
+        )  # fmt: skip
 
 
 BEHIND = 100.0  # cost of a point behind its camera

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cv2
 import numpy as np
@@ -18,13 +19,27 @@ from numpy.typing import NDArray
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.refinement.bundle import (
     NETWORK,
+    POSITION,
+    SIZE,
+    Adjusted,
     Bundle,
+    Metre,
     Observations,
     PosePriors,
     adjust,
 )
 from da3_ros.refinement.features import Features
+from da3_ros.refinement.measured_poses import (
+    UNKNOWN_METRE,
+    contradicts_rig,
+    is_one_frameset,
+    measured_motion,
+    rig_prior,
+    with_metre,
+    without_rig_positions,
+)
 from da3_ros.refinement.starts import epipolar_distance
+from da3_ros.refinement.track_noise import PoseNoise
 from da3_ros.refinement.tracked_view import NOTHING_MEASURED, MeasuredPose, match
 from da3_ros.types import Array
 
@@ -50,6 +65,8 @@ CONNECTED = 40  # observations of a keyframe whose pose counts: with few, window
 LOOSE_ROTATION, LOOSE_POSITION = 0.005, 0.02  # rad; position over distance
 LOOSE_DEPTH = 0.003  # the same over depth, at least
 RIG_ROTATION, RIG_DEPTH = 0.002, 0.005  # of views of one frameset: rad; position over depth
+RIG = PoseNoise(RIG_ROTATION, 0.0)  # the same of a rig whose poses are known
+KNOWN = 1e-4  # standard deviation of the logarithm of a metre that is kept
 RIGHT = 0.8  # share of the observations that are right, of tracks that only judge
 # Factor on their error, and pixels more, from which on an adjustment is refused.
 WORSE, WORSE_PX = 1.05, 0.02
@@ -89,6 +106,7 @@ class AdjustedMap:
     tracks: int
     error_px: float  # typical one of tracks that only judge, after
     error_before_px: float
+    metre: Metre | None = None  # in local, by the rig; None: not measured
 
 
 class MapMatches:
@@ -274,13 +292,14 @@ class _Tracks:
 
 def adjusted_map(
     views: Sequence[MapView], matches: MapMatches, loops: PosePriors, held: Sequence[int] = (),
-    *, by_depth: bool = False,
+    *, by_depth: bool = False, metre: Metre = UNKNOWN_METRE,
 ) -> AdjustedMap | None:  # fmt: skip
     """Adjusts keyframes together; None if that is not possible, or no better.
 
     views: in the order of their ids. loops: measured relative poses, by ids. held: ids of those
-    that stay; with none, poses and lengths stay as they are on average: depths if ``by_depth``,
-    else distances between keyframes.
+    that stay; with none, poses and lengths stay as they are on average. Lengths are the distances
+    of a rig's cameras if ``metre`` is known, depths if ``by_depth``, else distances between
+    keyframes.
     """
     if len(views) < LEAST_VIEWS:
         return None
@@ -296,7 +315,8 @@ def adjusted_map(
         free[0] = False
     focal = _unknown_focal(views)
     priors = PosePriors.joined([_loose(views), loops.indexed([v.id for v in views])])
-    T, pixel = T0, MAX_PX
+    T, pixel, use_rig = T0, MAX_PX, True
+    known_metre = replace(metre, sigma=KNOWN) if math.isfinite(metre.sigma) else metre
     for most, least in LIMITS:
         points = used.points(T, K)
         error = used.errors(T, K, points)
@@ -308,7 +328,13 @@ def adjusted_map(
             T, np.zeros(len(views)), K, points, free, _observations(used, kept, pixel),
             np.zeros(len(views)), np.full(len(views), 0.01), priors, focal, FOCAL_SIGMA,
         )  # fmt: skip
-        done = adjust(bundle, STEPS).bundle
+        solved = adjust(
+            with_metre(bundle, known_metre) if use_rig else without_rig_positions(bundle), STEPS
+        )
+        if contradicts_rig(solved.bundle):
+            use_rig = False
+            solved = adjust(without_rig_positions(bundle), STEPS)
+        done = solved.bundle
         T, K = done.T_local_camera, done.K
         pixel = float(np.median(used.errors(T, K, done.points)[kept])) / RAYLEIGH
         pixel = min(max(pixel, MIN_PX), MAX_PX)
@@ -318,16 +344,34 @@ def adjusted_map(
     before, after = (_typical_error(judges, t, k) for t, k in ((T0, K0), (T, K)))
     if not after < WORSE * before + WORSE_PX:
         return None
+    found = solved.metre()
     if not len(held):  # they are where they were, on average
-        growth = _depth_growth(views, used, kept, T, done.points)[seen]
-        known = growth[np.isfinite(growth)]
-        scale = float(np.exp(-np.median(known))) if by_depth and len(known) else None
+        scale = None
+        if found is not None and known_metre.sigma == KNOWN:
+            scale = 1.0
+        elif by_depth:
+            growth = _depth_growth(views, used, kept, T, done.points)[seen]
+            known = growth[np.isfinite(growth)]
+            scale = float(np.exp(-np.median(known))) if len(known) else None
         back = Similarity.aligning(T0[seen], T[seen], scale)
         T = np.array([back.pose(pose) for pose in T])
+        if found is not None:
+            found = replace(found, log=found.log + math.log(back.scale))
+    if found is not None:
+        found = replace(found, sigma=_length_sigma(solved))
     return AdjustedMap(
-        {v.id: T[k] for k, v in enumerate(views) if seen[k]},
-        used.count, after, before,
-    )  # fmt: skip
+        {v.id: T[k] for k, v in enumerate(views) if seen[k]}, used.count, after, before, found
+    )
+
+
+def _length_sigma(solved: Adjusted) -> float:
+    """Returns the standard deviation of the logarithm of distances between views, in metres; inf:
+    not determined."""
+    centre, free = solved.bundle.T_local_camera[:, :3, 3], solved.bundle.free
+    apart = centre - centre.mean(0)
+    by_views = np.zeros((int(free.sum()), SIZE))
+    by_views[:, POSITION] = apart[free] / (apart**2).sum()
+    return solved.sigma_in_metres(by_views.ravel())
 
 
 def _typical_error(tracks: _Tracks, T: Array, K: Array) -> float:
@@ -365,13 +409,16 @@ def _loose(views: Sequence[MapView]) -> PosePriors:
     index = np.arange(len(views))
     rotation = np.full(len(step), LOOSE_ROTATION)
     position = LOOSE_POSITION * length + LOOSE_DEPTH * depth
+    rigs = []
     for k, (a, b) in enumerate(itertools.pairwise(views)):
-        if a.camera != b.camera and a.measured.frameset == b.measured.frameset >= 0:
+        if a.camera != b.camera and is_one_frameset(a.measured, b.measured):
             rotation[k], position[k] = RIG_ROTATION, RIG_DEPTH * depth[k]
-            known = a.measured.T_rig_camera, b.measured.T_rig_camera
-            if known[0] is not None and known[1] is not None:
-                step[k, :3, :3] = known[0][:3, :3].T @ known[1][:3, :3]
-    return PosePriors.isotropic(index[:-1], index[1:], step, rotation, position, NETWORK)
+            T_rig = measured_motion(a.measured, b.measured)
+            if T_rig is not None:
+                rigs.append(rig_prior(k, k + 1, T_rig, RIG))
+                position[k] = rotation[k] = np.inf
+    loose = PosePriors.isotropic(index[:-1], index[1:], step, rotation, position, NETWORK)
+    return PosePriors.joined([loose, *rigs])
 
 
 def _depth_growth(

@@ -5,7 +5,6 @@ Poses and lengths are those of ``local``. Not thread-safe.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import deque
 from collections.abc import Container, Mapping, Sequence
@@ -15,15 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import map_coordinates
 
-from da3_ros.geometry.poses import invert_pose, nearest_rotation
+from da3_ros.geometry.poses import nearest_rotation
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.refinement.bundle import NETWORK, RIG, ROBOT, PosePriors
+from da3_ros.refinement.bundle import NETWORK, PosePriors
 from da3_ros.refinement.features import FeatureDetector
+from da3_ros.refinement.measured_poses import measured_poses, units_per_metre
 from da3_ros.refinement.self_calibration import NO_CHANGE, LengthChange, SelfCalibration
 from da3_ros.refinement.sliding_graph import GraphBackup, RefinedViews, SlidingGraph
 from da3_ros.refinement.solver_limits import SolverLimits
 from da3_ros.refinement.track_history import TrackHistory, history_of
-from da3_ros.refinement.track_noise import PoseNoise
 from da3_ros.refinement.tracked_view import MeasuredPose, TrackedView, tracked_view
 from da3_ros.types import Array, FloatImage, Image, View, Window, WindowEstimate
 
@@ -157,6 +156,7 @@ class WindowRefiner:
             return None
         change = self.calibration.run(self.graph)
         if change is not None:
+            self.graph.forget_metre()
             done = self.graph.refine(ids[count:], priors)
             if done is None:
                 raise np.linalg.LinAlgError("the newest view lost its tracks with its new K")
@@ -221,8 +221,8 @@ class WindowRefiner:
         T = np.array([S.pose(estimate.T_window_camera[k]) for k in order])
         pairs = len(ids) - 1
         step = np.linalg.inv(T[:-1]) @ T[1:] if pairs else np.zeros((0, 4, 4))
-        known = estimate.depth[np.isfinite(estimate.depth)]
-        depth = S.scale * float(np.median(known)) if len(known) else 1.0
+        finite = estimate.depth[np.isfinite(estimate.depth)]
+        depth = S.scale * float(np.median(finite)) if len(finite) else 1.0
         noise = self.graph.noise.poses
         rotation, position = noise[NETWORK].rotation, noise[NETWORK].position * depth
         network = PosePriors.isotropic(
@@ -231,8 +231,10 @@ class WindowRefiner:
         )  # fmt: skip
         views = [self.graph.views[i] for i in ids if i in self.graph.views]
         older = [v for i, v in self.graph.views.items() if i not in ids[len(ids) - new :]]
-        units = units_per_metre(older[-RECENT:])
-        return PosePriors.joined([network, measured_poses(views, units, noise[ROBOT], depth)])
+        metre = self.graph.metre
+        known = math.isfinite(metre.sigma)
+        units = math.exp(metre.log) if known else units_per_metre(older[-RECENT:])
+        return PosePriors.joined([network, measured_poses(views, units, noise, depth)])
 
     def _refined(
         self, window: Window, estimate: WindowEstimate, S: Similarity, factors: FloatImage
@@ -438,95 +440,3 @@ class GuessedFocal:
                     focal, stretch = float(np.median(kept)), self._stretch.get(key, 1.0)
                     K[k, 0, 0], K[k, 1, 1] = focal * stretch**0.5, focal / stretch**0.5
         return replace(estimate, K=K)
-
-
-# Relative poses that the robot or the rig measures, as priors of a bundle.
-
-SHORTEST_M = 0.02  # a shorter distance says nothing about the unit
-FEWEST_SHARED = 3  # distances that determine the unit
-UNMEASURED = 1e3  # variances from here on mean: this axis is not measured
-# Standard deviation of a known rig's rotations, rad. Its positions are no prior: their unit would
-# be that of earlier windows, and a scale that the rig gives would measure itself.
-RIG_ROTATION = 0.002
-
-
-def units_per_metre(views: Sequence[TrackedView]) -> float:
-    """Returns the unit of refined views by distances that robot and rig measure; NaN: unknown."""
-    ratios = []
-    for a, b in itertools.pairwise(views):
-        T = _motion(a, b)
-        if T is None:
-            continue
-        metres = float(np.linalg.norm(T[:3, 3]))
-        if metres > SHORTEST_M:
-            units = np.linalg.norm(b.T_local_camera[:3, 3] - a.T_local_camera[:3, 3])
-            ratios.append(float(units) / metres)
-    return float(np.median(ratios)) if len(ratios) >= FEWEST_SHARED else float("nan")
-
-
-def measured_poses(
-    views: Sequence[TrackedView], units: float, noise: PoseNoise, depth: float
-) -> PosePriors:
-    """Returns the relative poses of a window's views, by view id.
-
-    units: of local per metre; NaN: unknown, so that only rotations count. noise: of the robot's
-    motion, as tracks have found it. depth: typical one, units of local.
-    """
-    out = [PosePriors.none()]
-    ordered = sorted(views, key=lambda v: v.id)
-    scale = units if np.isfinite(units) else 1.0
-    for a, b in itertools.pairwise(ordered):
-        T = _motion(a, b)
-        if T is None:
-            continue
-        if is_one_frameset(a, b):
-            root, source = np.diag(1 / np.repeat([RIG_ROTATION, np.inf], 3)), RIG
-        else:
-            root, source = _robot_root(a, b, scale, noise, depth), ROBOT
-        if not np.isfinite(units):
-            root[3:] = 0.0
-        T = T.copy()
-        T[:3, 3] *= scale
-        ends = np.array([a.id]), np.array([b.id])
-        out.append(PosePriors(*ends, T[None], root[None], np.array([source])))
-    return PosePriors.joined(out)
-
-
-def is_one_frameset(a: TrackedView, b: TrackedView) -> bool:
-    """Whether two cameras of a rig took these views together."""
-    return a.measured.frameset == b.measured.frameset >= 0
-
-
-def _motion(a: TrackedView, b: TrackedView) -> Array | None:
-    """Returns ``T_a_b`` [4, 4], metres, by the rig or by the robot; None: not measured."""
-    if is_one_frameset(a, b):
-        one, other = a.measured.T_rig_camera, b.measured.T_rig_camera
-    else:
-        one, other = a.measured.T_prior_camera, b.measured.T_prior_camera
-    return None if one is None or other is None else invert_pose(one) @ other
-
-
-def _robot_root(
-    a: TrackedView, b: TrackedView, units: float, noise: PoseNoise, depth: float
-) -> Array:
-    """Returns the root [6, 6] of the inverse covariance of the robot's motion from a to b.
-
-    A robot's odometry drifts: its variance grows, and the variance of a motion is the growth
-    between both ends; on an axis without growth it is unknown. It is never less than ``noise``,
-    which tracks have found: many robots state far too little.
-    """
-    position = np.full(3, (noise.position * depth / units) ** 2)
-    rotation = np.full(3, noise.rotation**2)
-    before, after = a.measured.prior_variance, b.measured.prior_variance
-    if before is not None and after is not None:
-        growth = np.where(after >= UNMEASURED, after, after - before)
-        known = np.isfinite(growth) & (growth > 0)
-        position = np.where(known[:3], np.maximum(growth[:3], position), position)
-        rotation = np.where(known[3:], np.maximum(growth[3:], rotation), rotation)
-    assert a.measured.T_prior_camera is not None
-    assert b.measured.T_prior_camera is not None
-    first, second = a.measured.T_prior_camera[:3, :3], b.measured.T_prior_camera[:3, :3]
-    root = np.zeros((6, 6))
-    root[:3, :3] = np.diag(1 / np.sqrt(rotation)) @ second
-    root[3:, 3:] = np.diag(1 / np.sqrt(position)) @ first / units
-    return root

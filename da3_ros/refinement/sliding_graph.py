@@ -22,9 +22,16 @@ from da3_ros.refinement.bundle import (
     SIZE,
     Adjusted,
     Bundle,
+    Metre,
     Observations,
     PosePriors,
     adjust,
+)
+from da3_ros.refinement.measured_poses import (
+    UNKNOWN_METRE,
+    contradicts_rig,
+    with_metre,
+    without_rig_positions,
 )
 from da3_ros.refinement.starts import start_pose
 from da3_ros.refinement.track_noise import TrackNoise
@@ -49,6 +56,9 @@ OTHER_FOCAL = 0.01  # relative difference of focal lengths with which points mus
 MAX_LOG_SCALE = 3.0  # of a view; more is a fault
 MAX_EXTENT = 100.0  # distance between cameras of a bundle over its depth; more is a fault
 LAST_STEPS = 4  # after outliers are removed
+SETTLED = 0.02  # standard deviation of the metre's logarithm from which on older views are held
+MOST_OPEN = 40  # windows of a chain in which they are not, because it is larger
+METRE_DRIFT = 0.003  # standard deviation of the metre's logarithm from window to window
 NEWEST = 2  # views before a new one that must match it, for its matches to count fully
 CONTRADICTION = 1.5  # factor on the assumed noise of depth from which on a bundle is solved again
 
@@ -76,6 +86,7 @@ class RefinedViews:
     errors: ViewErrors | None  # None: not determined
     tracks: int
     reprojection_px: float  # root mean square over the observations, pixels of ``Features.shape``
+    metre: Metre | None = None  # by the rig; None: not measured
 
     @property
     def newest_covariance(self) -> Array | None:
@@ -90,6 +101,7 @@ class GraphBackup:
     views: dict[int, tuple[TrackedView, Array, float, Array, Array]]  # pose, scale, K, tracks
     points: TrackPoints
     noise: TrackNoise
+    metre: Metre
 
 
 class SlidingGraph:
@@ -102,6 +114,9 @@ class SlidingGraph:
         self.views: dict[int, TrackedView] = {}  # oldest first
         self.points = TrackPoints()
         self.noise = TrackNoise()
+        self.metre = UNKNOWN_METRE  # by the rig, in local
+        self.rig_contradicted = False  # by the tracks of the newest window
+        self._open = MOST_OPEN  # windows that may still look for the metre with all views free
         self._corrections = 0
 
     def saved(self) -> GraphBackup:
@@ -110,7 +125,7 @@ class SlidingGraph:
             i: (v, v.T_local_camera, v.log_scale, v.K, v.track.copy())
             for i, v in self.views.items()
         }
-        return GraphBackup(views, copy.copy(self.points), copy.deepcopy(self.noise))
+        return GraphBackup(views, copy.copy(self.points), copy.deepcopy(self.noise), self.metre)
 
     def restore(self, saved: GraphBackup) -> None:
         """Returns to a saved graph."""
@@ -118,12 +133,17 @@ class SlidingGraph:
         for i, (view, T, s, K, track) in saved.views.items():
             view.T_local_camera, view.log_scale, view.K, view.track = T, s, K, track
             self.views[i] = view
-        self.points, self.noise = saved.points, saved.noise
+        self.points, self.noise, self.metre = saved.points, saved.noise, saved.metre
 
     def restart(self) -> None:
         """Forgets views and tracks; keeps what is known about noise. Ids of tracks go on: stored
         ones stay those of one point."""
         self.views, self.points = {}, self.points.without_positions()
+        self.forget_metre()
+
+    def forget_metre(self) -> None:
+        """Forgets the metre: lengths in local have changed."""
+        self.metre, self._open = UNKNOWN_METRE, MOST_OPEN
 
     def keep(self, ids: Collection[int]) -> None:
         """Forgets all views but these."""
@@ -201,14 +221,20 @@ class SlidingGraph:
         if not free[mine].any():
             return None
         free[mine] = True
-        bundle = self.bundle(views, free, ids, observations, priors)
+        bundle = with_metre(self.bundle(views, free, ids, observations, priors), self.metre)
         done, bad = self._solve(bundle)
+        self.rig_contradicted = contradicts_rig(done.bundle)
+        if self.rig_contradicted:
+            done, bad = self._solve(without_rig_positions(bundle))
         if not done.bundle.free[mine].all():
             return None
         if not is_sane(done.bundle):
             raise np.linalg.LinAlgError("the solution diverged")
         self._apply(views, ids, observations, done, bad)
         self.noise.add(done, seen, [used.index(i) for i in new if i in used])
+        metre = done.metre()
+        if metre is not None:
+            self.metre = replace(metre, sigma=math.hypot(metre.sigma, METRE_DRIFT))
         return RefinedViews(
             [i for i, f in zip(used, done.bundle.free, strict=True) if f],
             [i for i, f in zip(used, done.bundle.free, strict=True) if not f],
@@ -217,6 +243,7 @@ class SlidingGraph:
             _errors_in_local(done),
             len(ids),
             float(np.sqrt(np.mean(np.minimum(done.reprojection, 10.0) ** 2))),
+            metre,
         )
 
     def residuals(self, id: int) -> tuple[Array, Array, Array]:
@@ -275,7 +302,10 @@ class SlidingGraph:
     def _chosen(self, new: Sequence[int]) -> tuple[list[int], Array]:
         """Returns the views to adjust and to hold, oldest first, and the mask of the former."""
         ids = list(self.views)
-        free = set(ids[max(1, len(ids) - self.free) :]) | (set(new) - {ids[0]})
+        count = self.free
+        if self._metre_is_open():
+            count, self._open = len(ids), self._open - 1
+        free = set(ids[max(1, len(ids) - count) :]) | (set(new) - {ids[0]})
         tracks = np.concatenate([np.zeros(0, int), *(self.views[i].track for i in free)])
         tracks = np.unique(tracks[tracks >= 0])
         held = [i for i in ids if i not in free]
@@ -284,6 +314,16 @@ class SlidingGraph:
         best = self._in_turn(sorted(enough, key=lambda i: (-common[i], i)))[:HELD] or held[-1:]
         used = [i for i in ids if i in free or i in best]
         return used, np.array([i in free for i in used])
+
+    def _metre_is_open(self) -> bool:
+        """Whether a rig could show the metre, and has not yet: then older views of the rig, held
+        where the network has put them, would say how far its cameras are apart."""
+        if self._open <= 0 or self.metre.sigma <= SETTLED:
+            return False
+        framesets = Counter(
+            v.measured.frameset for v in self.views.values() if v.measured.T_rig_camera is not None
+        )
+        return max(framesets.values(), default=0) > 1
 
     def _in_turn(self, ids: Sequence[int]) -> list[int]:
         """Returns views ordered by camera in turn: those of a rig may look apart, and a camera

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from da3_ros.refinement.bundle import NETWORK, ROBOT, Adjusted, pose_prior_terms
+from da3_ros.refinement.bundle import NETWORK, RIG, ROBOT, Adjusted, pose_prior_terms
 from da3_ros.types import Array
 
 RATE = 0.2  # weight of a window; the first ones weigh more
@@ -33,8 +33,11 @@ class TrackNoise:
         self._windows = 0
         self.pixel = 0.7  # of a feature's position, pixels
         self.depth = 0.1  # of the logarithm of predicted depth
-        # Of the relative poses by the network and by the robot.
-        self.poses = {NETWORK: PoseNoise(0.03, 0.05), ROBOT: PoseNoise(0.03, 0.05)}
+        # Of the relative poses by the network, by the robot and by the rig (only its rotations).
+        self.poses = {
+            NETWORK: PoseNoise(0.03, 0.05), ROBOT: PoseNoise(0.03, 0.05),
+            RIG: PoseNoise(0.002, 0.0),
+        }  # fmt: skip
 
     @property
     def scale(self) -> float:
@@ -76,7 +79,8 @@ class TrackNoise:
         rotation, position = (
             float(np.median(np.linalg.norm(r[:, k : k + 3], axis=1))) for k in (0, 3)
         )
-        placed = p.root[some][:, 3:].any()  # else nobody knows the unit of the measured positions
+        # Else nobody knows the unit of the measured positions; a rig's are in metres.
+        placed = source != RIG and p.root[some][:, 3:].any()
         return PoseNoise(
             self._moved(noise.rotation, rotation / CHI3, 0.001, 1.0),
             self._moved(noise.position, position / CHI3 / depth, 0.001, 1.0)

@@ -45,6 +45,11 @@ class ScaleSource:
         """
         return estimate.measure
 
+    def report_missing(self) -> None:
+        """Logs once why the newest window that was measured shows no scale; called if nothing else
+        has shown it."""
+        return
+
     def estimator(self) -> MeasurementFilter:
         """Returns a new estimator of the scale of a chain, which has one unit."""
         from da3_ros.scale_sources.estimates import MeasurementFilter

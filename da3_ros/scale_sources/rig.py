@@ -152,11 +152,13 @@ def _fit(known: Array, seen: Array) -> ScaleMeasurement:
 
 
 class RigBaselines(ScaleSource):
-    """Distances between the rig's cameras; warns of each kind of fault once."""
+    """Distances between the rig's cameras, as the network sees them; warns of each kind of fault
+    once. Where feature tracks connect the cameras, the refinement measures them instead."""
 
     needs_rig = True
 
     def __init__(self) -> None:
+        self._fault = ""  # of the newest window
         self._reported: set[str] = set()
 
     def unsuited(self, cameras: int) -> str:
@@ -165,9 +167,11 @@ class RigBaselines(ScaleSource):
     def measure(
         self, window: Window, estimate: WindowEstimate, by_prior: ScaleMeasurement | None
     ) -> ScaleMeasurement | None:
-        measure, fault = fit_rig(window, estimate)
-        kind = fault[:30]  # numbers behind it change from window to window
-        if fault and kind not in self._reported:
-            self._reported.add(kind)
-            log.warning("scale.source rig: %s", fault)
+        measure, self._fault = fit_rig(window, estimate)
         return measure if math.isfinite(measure.value) else None
+
+    def report_missing(self) -> None:
+        kind = self._fault[:30]  # numbers behind it change from window to window
+        if self._fault and kind not in self._reported:
+            self._reported.add(kind)
+            log.warning("scale.source rig: %s", self._fault)

@@ -20,7 +20,7 @@ from da3_ros.mapping.submap_spill import Submap
 from da3_ros.pipeline import map_adjustment
 from da3_ros.pipeline.map_adjustment import _AdjustmentJob, adjustment_of
 from da3_ros.pipeline.pipeline import Pipeline
-from da3_ros.refinement.bundle import PosePriors
+from da3_ros.refinement.bundle import Metre, PosePriors
 from da3_ros.refinement.features import Features
 from da3_ros.refinement.map_bundle import AdjustedMap, MapMatches, MapView
 from da3_ros.synthetic import SyntheticCamera
@@ -411,6 +411,19 @@ def test_what_is_not_measured_to_be_connected_stays_in_the_map():
     first = in_map(job, found, found.frames[0])  # as the first of those that have moved
     np.testing.assert_allclose(first, local.pose(placed(8)), atol=1e-9)
     assert all(f.submap in (1, 2) for f in found.frames)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.2])
+def test_a_metre_is_in_the_unit_of_the_newest_submap(scale):
+    """Which stays in odometry, while the map takes the new unit."""
+    job = a_job(SUBMAPS)
+    poses = {v.id: Similarity(scale, np.eye(3), np.zeros(3)).pose(v.T_local_camera)
+             for v in job.views}  # fmt: skip
+    done = dataclasses.replace(moved(poses), metre=Metre(np.log(2.0 * scale), 0.01))
+    found = adjustment_of(job, done, the_frames(job))
+    assert found.metre.log == pytest.approx(np.log(2.0))
+    assert found.metre.sigma == 0.01
+    assert adjustment_of(job, moved(poses), the_frames(job)).metre is None
 
 
 def test_submaps_of_a_map_in_metres_keep_their_size():

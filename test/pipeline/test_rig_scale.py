@@ -161,6 +161,39 @@ def test_depths_against_the_baselines_make_scale_unsure():
     assert np.abs(np.array(errors) / sigmas).max() < 2.5
 
 
+TRACKED = {"process_res": 224, "refinement.enabled": True}
+
+
+@pytest.mark.parametrize(
+    "declared", [rig_mount(1, 0.12, 0.0), rig_mount(1, 0.12, 3.0)], ids=("exact", "turned")
+)
+def test_tracks_measure_a_stereo_pair_that_the_network_places_wrongly(declared, caplog):
+    """Its baseline is 4 % of the depth, and the network's are a quarter too short."""
+    rig = make(0.12, "strafe", frames=12, yaw_deg=0.0, size=(224, 168))
+    mounts = {"front": np.eye(4), "left": declared}
+    pipeline, results, _ = run(rig, noise=NOISE, session=Shrinking, mounts=mounts, **TRACKED)
+    metric = [r for r in results if r.scale.metric]
+    assert len(metric) > 10
+    way, true = (np.array(p)[-6:, :3, 3] for p in (
+        [r.T_map_camera for r in metric if r.camera == "front"],
+        [f.T_room_camera for f in rig[2]["front"]],
+    ))  # fmt: skip
+    ratio = np.linalg.norm(way[-1] - way[0]) / np.linalg.norm(true[-1] - true[0])
+    assert ratio == pytest.approx(1.0, abs=0.02)
+    assert abs(np.log(ratio)) < 3 * metric[-1].scale.sigma
+    assert not caplog.records
+    assert pipeline.counters["rig_contradicted"] == 0
+
+
+def test_a_rig_that_tracks_contradict_gives_no_metres_and_one_line(caplog):
+    rig = make(0.12, "strafe", frames=8, yaw_deg=0.0, size=(224, 168))
+    mounts = {"front": np.eye(4), "left": rig_mount(1, -0.12, 0.0)}
+    pipeline, results, _ = run(rig, noise=NOISE, mounts=mounts, **TRACKED)
+    assert not any(r.scale.metric for r in results)
+    assert pipeline.counters["rig_contradicted"] >= 5
+    assert caplog.text.count("otherwise than declared") == 1
+
+
 class DeepSession(TruthSession):
     """All depth is too large for the poses of its window."""
 

@@ -7,22 +7,43 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from da3_ros.refinement import bundle as module
-from da3_ros.refinement.bundle import PosePriors, adjust
+from da3_ros.refinement.bundle import RIG, Metre, PosePriors, adjust
+from da3_ros.refinement.measured_poses import rig_prior
+from da3_ros.refinement.track_noise import PoseNoise
 
 
 def cost_at(solver, state, views, points, focal):
     return solver.linearize(state.moved((views, points, focal), solver)).cost
 
 
+def with_rig(bundle, T, metre=0.5, sigma=0.2, start=0.4):
+    """The bundle with views in pairs, whose shape is known in metres: ``metre`` units each."""
+    priors = []
+    for k in range(0, len(T) - 1, 2):
+        T_pair = np.linalg.inv(T[k]) @ T[k + 1]
+        T_pair[:3, 3] /= metre
+        priors.append(rig_prior(k, k + 1, T_pair, PoseNoise(0.002, 0.0)))
+    poses = PosePriors.joined([bundle.poses, *priors])
+    root = poses.root.copy()
+    root[poses.source == RIG, 3:] /= start
+    return dataclasses.replace(
+        bundle, poses=dataclasses.replace(poses, root=root),
+        metre_prior=Metre(np.log(start), sigma), log_metre=np.log(start),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("rig", [False, True], ids=("no rig", "rig"))
 @pytest.mark.parametrize("unknown", [False, True], ids=("calibrated", "unknown focal length"))
-def test_derivatives_equal_finite_differences(made, unknown):
-    """Of views, scales, focal length and points, with all priors and robust weights at work."""
-    bundle, _, _ = made(start=0.05, views=4, points=30)
+def test_derivatives_equal_finite_differences(made, unknown, rig):
+    """Of views, scales, focal length, metre and points, with all priors and robust weights."""
+    bundle, T, _ = made(start=0.05, views=4, points=30)
     if unknown:
         bundle = dataclasses.replace(bundle, focal=np.zeros(4, int), K=bundle.K * 1.0)
+    if rig:
+        bundle = with_rig(bundle, T)
     solver, state = module._Solver(bundle), module._State.of(bundle)
     terms = solver.linearize(state)
-    frees, groups, step = 3, int(unknown), 1e-6
+    frees, groups, step = 3, int(unknown) + int(rig), 1e-6
     views, points, focal = np.zeros((frees, 7)), np.zeros_like(bundle.points), np.zeros(groups)
     for array, found in (
         (views, terms.g[: 7 * frees]), (focal, terms.g[7 * frees :]), (points, terms.gp),
@@ -37,10 +58,13 @@ def test_derivatives_equal_finite_differences(made, unknown):
             assert found.reshape(array.shape)[at] == pytest.approx(slope, rel=1e-4, abs=2e-2)
 
 
+@pytest.mark.parametrize("rig", [False, True], ids=("no rig", "rig"))
 @pytest.mark.parametrize("groups", [0, 1, 2])
-def test_many_views_are_solved_as_few_are(made, monkeypatch, groups):
+def test_many_views_are_solved_as_few_are(made, monkeypatch, groups, rig):
     """Points of many views are eliminated pair by pair of views, those of few at once."""
-    bundle, _, _ = made(start=0.05, views=6, points=60)
+    bundle, T, _ = made(start=0.05, views=6, points=60)
+    if rig:
+        bundle = with_rig(bundle, T)
     kept = np.ones(len(bundle.observations.view), bool)
     kept[::7] = False  # not each view sees each point
     fields = dataclasses.fields(bundle.observations)
@@ -56,6 +80,7 @@ def test_many_views_are_solved_as_few_are(made, monkeypatch, groups):
         done = adjust(bundle, 6)
         found.append([done.bundle.T_local_camera, done.bundle.points, done.covariance()])
         found[-1].append(done.focal if groups else done.by_held())
+        found[-1].append(done.bundle.log_metre)
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-9)
 
@@ -75,6 +100,45 @@ def test_exact_observations_give_the_true_poses(made):
     assert np.abs(done.bundle.T_local_camera - T).max() < 1e-6
     assert np.abs(done.bundle.points - X).max() < 1e-5
     assert done.reprojection.max() < 1e-4
+
+
+@pytest.mark.parametrize("start", [0.1, 0.5, 2.0])
+def test_a_rig_shows_the_metre(made, start):
+    """Where depths hardly count, the distances of the rig's cameras give lengths their unit."""
+    bundle, T, _ = made(pixel=0.05, start=0.02)
+    done = adjust(with_rig(bundle, T, metre=0.5, sigma=np.inf, start=start), 30)
+    found = done.metre()
+    assert found.sigma < 0.05
+    assert abs(found.log - np.log(0.5)) < 3 * found.sigma
+    baseline = np.linalg.norm(np.diff(done.bundle.T_local_camera[:2, :3, 3], axis=0))
+    metres = np.linalg.norm(np.diff(T[:2, :3, 3], axis=0)) / 0.5
+    assert baseline / np.exp(found.log) == pytest.approx(metres, rel=0.005)
+    assert done.by_held().shape == (35, 7)
+    assert done.by_network().shape == (35, 35)
+
+
+def test_a_known_metre_gives_lengths_their_unit(made):
+    """A scene that starts 30 % too large gets the size that the rig says."""
+    bundle, T, _ = made(pixel=0.1, start=0.0)
+    first = T[0, :3, 3]
+    grown = bundle.T_local_camera.copy()
+    grown[:, :3, 3] = first + 1.3 * (grown[:, :3, 3] - first)
+    o = dataclasses.replace(
+        bundle.observations, log_depth=bundle.observations.log_depth + np.log(1.3)
+    )
+    loose = PosePriors.none()
+    bundle = dataclasses.replace(
+        bundle, T_local_camera=grown, points=first + 1.3 * (bundle.points - first), poses=loose,
+        observations=o, scale_sigma=np.full(6, 1.0),
+    )  # fmt: skip
+    done = adjust(with_rig(bundle, T, metre=0.5, sigma=1e-4, start=0.5), 40)
+    way = np.linalg.norm(np.diff(done.bundle.T_local_camera[:, :3, 3], axis=0), axis=1).sum()
+    true = np.linalg.norm(np.diff(T[:, :3, 3], axis=0), axis=1).sum()
+    assert way == pytest.approx(true, rel=0.01)
+
+
+def test_without_a_rig_there_is_no_metre(made):
+    assert adjust(made()[0], 5).metre() is None
 
 
 def test_held_views_stay_to_the_bit(made):

@@ -7,7 +7,7 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from da3_ros.refinement import map_bundle
-from da3_ros.refinement.bundle import NETWORK, PosePriors
+from da3_ros.refinement.bundle import NETWORK, Metre, PosePriors
 from da3_ros.refinement.features import Features
 from da3_ros.refinement.map_bundle import (
     AROUND,
@@ -20,6 +20,7 @@ from da3_ros.refinement.map_bundle import (
     pairs_to_compare,
     verified_matches,
 )
+from da3_ros.refinement.measured_poses import UNKNOWN_METRE
 from da3_ros.refinement.tracked_view import MeasuredPose
 
 SHAPE = (240, 320)
@@ -158,6 +159,90 @@ def test_depths_or_distances_stay_on_average(factor):
     blind = [dataclasses.replace(v, log_depth=np.full_like(v.log_depth, np.nan)) for v in views]
     done = adjusted_map(blind, matches, NONE, by_depth=True)  # nobody knows depths
     assert size(poses_of(done, 24)) == pytest.approx(size(start), rel=0.05)
+
+
+BASELINE = 0.25
+
+
+def rig_views(true, start, declared=None, metre=1.0):
+    """Views of two cameras, the right one ``BASELINE`` beside the left one. start: poses of the
+    left ones; the right ones start at half of the distance. declared: pose of the right camera."""
+    rng = np.random.default_rng(0)
+    points, descriptors = wall(0)
+    mounts = np.eye(4), at_right(BASELINE)
+    known = np.eye(4), at_right(BASELINE) if declared is None else declared
+    out = []
+    for k, T in enumerate(true):
+        for c, name in enumerate(("left", "right")):
+            features, log_depth = seen(T @ mounts[c], points, descriptors, rng)
+            placed = start[k] @ (np.eye(4), at_right(metre * BASELINE / 2))[c]
+            measured = MeasuredPose(T_rig_camera=known[c], frameset=k)
+            out.append(MapView(len(out), name, features, K, placed, log_depth, measured=measured))
+    return out
+
+
+def at_right(metres, turn_deg=0.0):
+    T = np.eye(4)
+    T[:3, :3] = Rotation.from_euler("y", turn_deg, degrees=True).as_matrix()
+    T[0, 3] = metres
+    return T
+
+
+def way(poses):
+    return np.linalg.norm(np.diff(poses[::2, :3, 3], axis=0), axis=1).sum()
+
+
+def baselines(poses):
+    return np.linalg.norm(poses[1::2, :3, 3] - poses[::2, :3, 3], axis=1)
+
+
+def true_rig(true):
+    return np.array([T @ mount for T in true for mount in (np.eye(4), at_right(BASELINE))])
+
+
+@pytest.mark.parametrize("known", [None, 0.8])
+def test_a_rig_gives_a_map_its_size(known):
+    """A known metre is kept, also if the way was 20 % too long for it."""
+    true = there_and_back(12)
+    start = drifted(true)
+    start[:, :3, 3] *= 1.2
+    views = rig_views(true, start)
+    matches = MapMatches()
+    matches.extend(views)
+    metre = UNKNOWN_METRE if known is None else Metre(np.log(known), 0.01)
+    done = adjusted_map(views, matches, NONE, metre=metre)
+    found = poses_of(done, len(views))
+    length = np.exp(done.metre.log)
+    np.testing.assert_allclose(baselines(found) / length, BASELINE, rtol=0.01)
+    assert way(found) / length == pytest.approx(way(true_rig(true)), rel=0.01)
+    assert error(found, true_rig(true)) < 0.01
+    assert abs(np.log(way(found) / length / way(true_rig(true)))) < 3 * done.metre.sigma < 0.02
+    if known is None:  # lengths are those of the way before
+        assert way(found) == pytest.approx(way(np.repeat(start, 2, 0)), rel=0.1)
+    else:
+        assert length == pytest.approx(known, rel=1e-3)
+
+
+@pytest.mark.parametrize("turn_deg", [0.0, 2.0])
+def test_a_rig_that_is_declared_a_little_turned_gives_the_same_size(turn_deg):
+    true = there_and_back(12)
+    views = rig_views(true, drifted(true), at_right(BASELINE, turn_deg))
+    matches = MapMatches()
+    matches.extend(views)
+    done = adjusted_map(views, matches, NONE)
+    length = np.exp(done.metre.log)
+    assert way(poses_of(done, 24)) / length == pytest.approx(way(true_rig(true)), rel=0.01)
+
+
+@pytest.mark.parametrize("declared", [at_right(BASELINE, 20.0), at_right(-BASELINE)])
+def test_a_rig_that_is_declared_wrongly_changes_nothing(declared):
+    true = there_and_back(12)
+    views = rig_views(true, drifted(true), declared)
+    matches = MapMatches()
+    matches.extend(views)
+    done = adjusted_map(views, matches, NONE, metre=Metre(0.0, 0.01))
+    assert done.metre is None
+    assert error(poses_of(done, 24), true_rig(true)) < 0.01
 
 
 def test_exact_poses_stay():

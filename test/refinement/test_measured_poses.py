@@ -9,8 +9,9 @@ from scipy.spatial.transform import Rotation
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.refinement.bundle import RIG, ROBOT, PosePriors, adjust
 from da3_ros.refinement.features import Features
-from da3_ros.refinement.refiner import (
-    RIG_ROTATION,
+from da3_ros.refinement.measured_poses import (
+    RIG_ACROSS,
+    RIG_ALONG,
     measured_poses,
     units_per_metre,
 )
@@ -18,6 +19,7 @@ from da3_ros.refinement.track_noise import PoseNoise
 from da3_ros.refinement.tracked_view import MeasuredPose, TrackedView
 
 NOISE = PoseNoise(rotation=0.001, position=0.0005)
+BOTH = {ROBOT: NOISE, RIG: PoseNoise(rotation=0.002, position=0.0)}
 NO_FEATURES = Features((10, 10), np.zeros((0, 2)), np.zeros((0, 128), np.uint8))
 
 
@@ -67,7 +69,7 @@ def test_the_unit_of_few_or_short_distances_is_unknown(views):
 def test_the_growth_of_the_variance_is_that_of_the_motion():
     variance = np.array([0.01, 0.04, 0.09, 1e-4, 4e-4, 9e-4])
     views = by_robot([variance, 2 * variance])
-    prior = measured_poses(views, 2.0, NOISE, depth=4.0)
+    prior = measured_poses(views, 2.0, BOTH, depth=4.0)
     assert prior.source.tolist() == [ROBOT]
     first, second = (v.measured.T_prior_camera[:3, :3] for v in views)
     rotation, position = sigmas(prior.root[0], first, second)
@@ -79,7 +81,7 @@ def test_the_growth_of_the_variance_is_that_of_the_motion():
 
 @pytest.mark.parametrize("variance", [None, np.zeros(6), np.full(6, 0.01), np.full(6, np.nan)])
 def test_a_variance_that_does_not_grow_is_unknown(variance):
-    prior = measured_poses(by_robot([variance, variance]), 2.0, NOISE, depth=4.0)
+    prior = measured_poses(by_robot([variance, variance]), 2.0, BOTH, depth=4.0)
     rotation, position = sigmas(prior.root[0])
     np.testing.assert_allclose(rotation, 0.001, rtol=1e-6)
     np.testing.assert_allclose(position, 0.0005 * 4, rtol=1e-6)
@@ -89,7 +91,7 @@ def test_an_axis_that_the_robot_does_not_measure_counts_nothing():
     variance = np.array([1e-6, 1e-6, 1e6, 1e6, 1e6, 1e-8])
     views = by_robot([variance, 2 * variance])
     first, second = (v.measured.T_prior_camera[:3, :3] for v in views)
-    root = measured_poses(views, 2.0, NOISE, depth=4.0).root[0]
+    root = measured_poses(views, 2.0, BOTH, depth=4.0).root[0]
     rotation, position = sigmas(root, first, second)
     assert rotation[:2].min() > 100 > rotation[2]
     assert position[2] > 100 > position[0]
@@ -97,15 +99,13 @@ def test_an_axis_that_the_robot_does_not_measure_counts_nothing():
 
 def test_a_robot_is_not_believed_more_than_tracks_have_confirmed():
     tiny = np.full(6, 1e-12)
-    rotation, position = sigmas(
-        measured_poses(by_robot([tiny, 2 * tiny]), 2.0, NOISE, 4.0).root[0]
-    )
+    rotation, position = sigmas(measured_poses(by_robot([tiny, 2 * tiny]), 2.0, BOTH, 4.0).root[0])
     np.testing.assert_allclose(rotation, 0.001, rtol=1e-6)
     np.testing.assert_allclose(position, 0.002, rtol=1e-6)
 
 
 def test_without_a_unit_only_rotations_count():
-    root = measured_poses(by_robot([None, None]), np.nan, NOISE, depth=4.0).root[0]
+    root = measured_poses(by_robot([None, None]), np.nan, BOTH, depth=4.0).root[0]
     assert root[:3, :3].any()
     assert not root[3:].any()
 
@@ -117,16 +117,19 @@ def test_cameras_of_one_frameset_are_held_by_the_rig():
         view(1, np.eye(4), T_rig_camera=right, T_prior_camera=at(9.0), frameset=7),
         view(2, np.eye(4), T_rig_camera=left, frameset=8),
     ]
-    prior = measured_poses(views, 1.0, NOISE, depth=4.0)
+    prior = measured_poses(views, 1.0, BOTH, depth=4.0)
     assert prior.source.tolist() == [RIG]
     assert (prior.first.tolist(), prior.second.tolist()) == ([0], [1])
     np.testing.assert_allclose(prior.T_first_second[0], invert_pose(left) @ right)
-    np.testing.assert_allclose(np.diag(prior.root[0])[:3], 1 / RIG_ROTATION)
-    assert not prior.root[0][3:].any()  # a scale that the rig gives must not measure itself
+    rotation, position = sigmas(prior.root[0])
+    np.testing.assert_allclose(rotation, 0.002)
+    ahead = prior.T_first_second[0, :3, 3] / 0.3
+    np.testing.assert_allclose(np.abs(ahead), [1, 0, 0], atol=1e-12)
+    np.testing.assert_allclose(position, 0.3 * np.array([RIG_ALONG, RIG_ACROSS, RIG_ACROSS]))
 
 
 def test_views_without_measured_poses_have_no_priors():
-    assert len(measured_poses([view(0, at(0)), view(1, at(1))], 1.0, NOISE, 4.0).first) == 0
+    assert len(measured_poses([view(0, at(0)), view(1, at(1))], 1.0, BOTH, 4.0).first) == 0
 
 
 def test_a_good_measurement_helps_where_tracks_are_weak(made):
@@ -138,7 +141,7 @@ def test_a_good_measurement_helps_where_tracks_are_weak(made):
             view(i, T[i], T_prior_camera=T[i], prior_variance=np.full(6, position) * (i + 1))
             for i in range(4)
         ]
-        priors = measured_poses(views, 1.0, NOISE, depth=4.0).indexed(range(4))
+        priors = measured_poses(views, 1.0, BOTH, depth=4.0).indexed(range(4))
         done = adjust(dataclasses.replace(bundle, poses=priors), 20).bundle.T_local_camera
         return np.abs(done[:, :3, 3] - T[:, :3, 3]).max()
 

@@ -3,11 +3,18 @@
 import numpy as np
 import pytest
 
-from da3_ros.refinement.bundle import PosePriors
+from da3_ros.refinement.bundle import Metre, PosePriors
 from da3_ros.refinement.features import Features
+from da3_ros.refinement.measured_poses import UNKNOWN_METRE
 from da3_ros.refinement.refiner import GuessedFocal
-from da3_ros.refinement.sliding_graph import SlidingGraph, _without_loose, gather
-from da3_ros.refinement.tracked_view import TrackedView
+from da3_ros.refinement.sliding_graph import (
+    MOST_OPEN,
+    SETTLED,
+    SlidingGraph,
+    _without_loose,
+    gather,
+)
+from da3_ros.refinement.tracked_view import MeasuredPose, TrackedView
 from da3_ros.types import Prediction, View, Window
 
 K = np.array([[400.0, 0, 320], [0, 400, 240], [0, 0, 1]])
@@ -78,7 +85,7 @@ def test_a_restored_graph_is_what_it_was():
     changed.T_local_camera, changed.log_scale, changed.K = 2 * np.eye(4), 1.0, 2 * K
     changed.track[:] = 7
     graph.points.set(np.array([1, 7]), np.zeros((2, 3)))
-    graph.noise.depth = 9.0
+    graph.noise.depth, graph.metre = 9.0, Metre(1.0, 0.1)
     graph.views[1] = view(1, [7])
     graph.restore(saved)
     assert list(graph.views) == [0]
@@ -88,6 +95,57 @@ def test_a_restored_graph_is_what_it_was():
     assert (again.log_scale, again.track.tolist()) == (0.0, [0, 1, -1])
     np.testing.assert_array_equal(graph.points.of(np.array([0, 1, 7]))[:, 0], [1, 1, np.nan])
     assert graph.noise.depth == 0.1
+    assert graph.metre == UNKNOWN_METRE
+
+
+def in_rig(id, frameset, camera, known=True):
+    T = np.eye(4)
+    out = view(id, range(40))
+    out.camera = camera
+    out.measured = MeasuredPose(T_rig_camera=T if known else None, frameset=frameset)
+    return out
+
+
+def rig_graph(**values):
+    graph = SlidingGraph(300, 8)
+    graph.views = {
+        2 * k + c: in_rig(2 * k + c, k, name, **values)
+        for k in range(5)
+        for c, name in enumerate(("left", "right"))
+    }
+    return graph
+
+
+def free_of(graph):
+    return int(graph._chosen([8, 9])[1].sum())
+
+
+def test_all_views_move_until_the_rig_has_shown_the_metre():
+    graph = rig_graph()
+    assert free_of(graph) == 9  # but the first
+    graph.metre = Metre(0.0, 2 * SETTLED)
+    assert free_of(graph) == 9
+    graph.metre = Metre(0.0, SETTLED / 2)
+    assert free_of(graph) == 4
+    graph.restart()
+    assert graph.metre == UNKNOWN_METRE
+
+
+def test_it_is_not_waited_for_for_ever():
+    graph = rig_graph()
+    for _ in range(MOST_OPEN):
+        assert free_of(graph) == 9
+    assert free_of(graph) == 4
+    graph.forget_metre()
+    assert free_of(graph) == 9
+
+
+def test_nor_without_a_rig_that_shows_it():
+    assert free_of(rig_graph(known=False)) == 4
+    apart = rig_graph()
+    for id, one in apart.views.items():
+        one.measured = MeasuredPose(T_rig_camera=np.eye(4), frameset=id)
+    assert free_of(apart) == 4
 
 
 def test_only_views_that_are_matched_keep_their_large_descriptors():
