@@ -1,6 +1,7 @@
 """Finding the pose in a saved scene: recall and errors of restarts, and false joins.
 
     python bench/bench_recognition.py restarts --out bench/results/recognition-restarts.json
+    python bench/bench_recognition.py elsewhere --out bench/results/recognition-elsewhere.json
     python bench/bench_recognition.py others --out bench/results/recognition-others.json
     python bench/bench_recognition.py cost --out bench/results/recognition-cost.json
 
@@ -8,6 +9,9 @@
 walk, beside it and turned, in half of the cases backwards, and shows 20 frames. Found: the frame
 at which its pose in the map is known. Errors are those of published poses from the truth, in
 metres, where the poses of the saved walk fit the truth best.
+``elsewhere``: the same with frames of another walk through the room, which see a part of the map
+from elsewhere (30 % of the frames or more within 1 m and 40 degrees of a frame of the map), and go
+on for 60 frames: errors where the camera is found, and at the end.
 ``--views 1`` verifies locations by a pair of images instead of three and three.
 ``others``: the same with frames of another room, and of look-alikes: rooms with the surfaces of
 the saved one, in another size and with other furniture. A hint lets everything be looked at, also
@@ -23,6 +27,7 @@ import dataclasses
 import functools
 import itertools
 import logging
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -67,6 +72,10 @@ FIRST_ROOM = 40  # held out: the weights were trained on others
 STEP_NS = round(1e9 / PACE.rate_hz)
 LATER_NS = 10**13  # of a second session
 WALKS = ("loop", "strafe", "straight")
+OTHER_WALKS = ("loop", "handheld", "strafe", "straight")
+# Of a walk that sees the map from elsewhere: frames in which the camera should be found; what is
+# near a frame of the map, and the least share of such frames.
+FIRST_FRAMES, NEAR_M, NEAR_DEG, LEAST_SEEN = 20, 1.0, 40.0, 0.3
 ASIDE_M, TURNED_DEG, CLEAR_M = 0.15, 8.0, 0.2
 EVERYWHERE = PoseHint.on_map(0.0, 0.0, 1e3)
 
@@ -98,7 +107,10 @@ class Bench:
         list(pipeline.flush())
         save_scene(pipeline.snapshot(), folder)
         ours = np.array([p.T_map_camera for p in pipeline.poses()])
-        return folder, fit_poses(ours, poses[: len(ours)])
+        fit = fit_poses(ours, poses[: len(ours)])
+        fitted = np.array([fit.pose(T)[:3, 3] for T in ours])
+        self.map_errors = np.linalg.norm(fitted - poses[: len(ours), :3, 3], axis=1)
+        return folder, fit
 
     def resumed(self, folder: Path) -> Pipeline:
         """Returns a pipeline that begins in a saved scene."""
@@ -151,6 +163,49 @@ def restart_rows(bench: Bench) -> list[dict[str, Any]]:
     return rows
 
 
+def elsewhere_rows(bench: Bench) -> list[dict[str, Any]]:
+    """Returns one row for each restart in another walk of a room."""
+    options, rows = bench.options, []
+    for number, room, poses, folder, fit in saved_rooms(bench):
+        map_error = float(np.median(bench.map_errors))
+        others = [w for w in OTHER_WALKS if w != WALKS[number % len(WALKS)]]
+        rng = np.random.default_rng(number)
+        for walk in tqdm(others, desc=f"room {room.seed}"):
+            truth = make_walk(room, walk, options.walk + options.frames, room.seed, PACE)
+            starts = [s for s in range(0, options.walk, 5)
+                      if seen_share(poses, truth[s : s + FIRST_FRAMES]) >= LEAST_SEEN]  # fmt: skip
+            some = rng.permutation(starts)[: options.starts]
+            for start in sorted(some.tolist()):
+                part = truth[start : start + options.frames]
+                row = restart(bench, folder, fit, room, part)
+                rows.append(
+                    {"room": room.seed, "walk": walk, "start": start, "map_error_m": map_error}
+                    | row
+                )
+    return rows
+
+
+def seen_share(known: Array, poses: Array) -> float:
+    """Returns the share of poses [N, 4, 4] that are near a known one, and look the same way."""
+    away = np.linalg.norm(poses[:, None, :3, 3] - known[None, :, :3, 3], axis=-1)
+    cosine = np.einsum("ni,mi->nm", poses[:, :3, 2], known[:, :3, 2])
+    near = (away < NEAR_M) & (cosine > np.cos(np.radians(NEAR_DEG)))
+    return float(near.any(axis=1).mean())
+
+
+def elsewhere_summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Returns recall within the first frames, and errors at first and at the end."""
+    soon = [r for r in rows if (r["found_after_frames"] or math.inf) <= FIRST_FRAMES]
+    out: dict[str, Any] = {"restarts": len(rows), "found": len(soon)}
+    for name in ("first_error_m", "first_error_deg", "error_m", "error_deg", "last_error_m",
+                 "last_error_deg", "last_in_sigmas"):  # fmt: skip
+        values = np.array([r[name] for r in soon])
+        out[name] = {"median": float(np.median(values)), "most": float(np.max(values))}
+    out["first_over_10_cm"] = sum(r["first_error_m"] > 0.1 for r in soon)
+    out["last_over_10_cm"] = sum(r["last_error_m"] > 0.1 for r in soon)
+    return out
+
+
 def saved_rooms(bench: Bench) -> Iterator[tuple[int, Room, Array, Path, Similarity]]:
     """Yields number, room, walk [N, 4, 4], the folder of the saved scene, and its similarity to
     the truth."""
@@ -166,7 +221,7 @@ def restart(
 ) -> dict[str, Any]:
     """Returns when a camera was found, and its errors from then on."""
     pipeline = bench.resumed(folder)
-    found, errors = None, []
+    found, errors, in_sigmas = None, [], []
     for frame in bench.frames(room, truth, LATER_NS):
         for result in pipeline.push(frame):
             index = (result.stamp_ns - LATER_NS) // STEP_NS
@@ -176,11 +231,21 @@ def restart(
             T = np.linalg.inv(truth[index]) @ fit.pose(result.T_map_camera)
             angle = np.degrees(Rotation.from_matrix(T[:3, :3]).magnitude())
             errors.append((float(np.linalg.norm(T[:3, 3])), float(angle)))
+            covariance = result.covariance_map
+            sigma = math.nan
+            if covariance is not None:
+                sigma = fit.scale * math.sqrt(float(np.trace(covariance[:3, :3])))
+            in_sigmas.append(errors[-1][0] / sigma)
     looks = pipeline.loops.refused + pipeline.loops.found
     median = np.median(errors, axis=0) if errors else (np.nan, np.nan)
     return {
         "found_after_frames": found, "looks": looks, "search_s": pipeline.pose_search.seconds,
         "error_m": float(median[0]), "error_deg": float(median[1]),
+        **({} if not errors else {
+            "first_error_m": errors[0][0], "first_error_deg": errors[0][1],
+            "last_error_m": errors[-1][0], "last_error_deg": errors[-1][1],
+            "last_in_sigmas": in_sigmas[-1],
+        }),
     }  # fmt: skip
 
 
@@ -332,11 +397,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("restarts", "others", "cost"))
+    parser.add_argument("what", choices=("restarts", "elsewhere", "others", "cost"))
     parser.add_argument("--rooms", type=int, default=5, help="saved scenes")
     parser.add_argument("--walk", type=int, default=60, help="frames of a saved walk")
     parser.add_argument("--starts", type=int, default=20, help="restarts per room")
-    parser.add_argument("--frames", type=int, default=20, help="frames of a restart")
+    parser.add_argument("--frames", type=int, help="frames of a restart; default 20, elsewhere 60")
     parser.add_argument("--others", type=int, default=4, help="rooms of each kind per scene")
     parser.add_argument(
         "--views", type=int, default=loop_candidates.VIEWS_PER_SIDE,
@@ -345,12 +410,16 @@ def main() -> None:
     parser.add_argument("--keyframes", type=int, nargs="+", default=[100, 1000, 10000])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    if options.frames is None:
+        options.frames = 60 if options.what == "elsewhere" else 20
     logging.getLogger("da3_ros").setLevel(logging.ERROR)
     torch.set_num_threads(1)
     loop_candidates.VIEWS_PER_SIDE = options.views
     bench = Bench(options)
-    rows = {"restarts": restart_rows, "others": other_rows, "cost": cost_rows}[options.what](bench)
-    summary = {"restarts": restart_summary, "others": other_summary}.get(options.what)
+    parts = {"restarts": restart_rows, "elsewhere": elsewhere_rows, "others": other_rows}
+    rows = {**parts, "cost": cost_rows}[options.what](bench)
+    summaries = {"restarts": restart_summary, "elsewhere": elsewhere_summary}
+    summary = {**summaries, "others": other_summary}.get(options.what)
     found = {"rows": rows} if summary is None else {"summary": summary(rows), "rows": rows}
     print(found.get("summary", ""))
     results_file.write(options.out, found, "cpu")

@@ -237,6 +237,11 @@ class WindowRefinement:
         """The length of a metre in local by the rig, as far as it is known."""
         return self.refiner.graph.metre
 
+    @property
+    def knows_metre(self) -> bool:
+        """Whether the rig has shown the metre well."""
+        return self.metre.sigma <= SETTLED
+
     def take_metre(self, metre: Metre | None) -> None:
         """Takes over the metre as all keyframes show it; None: they do not."""
         if metre is not None:
@@ -283,13 +288,12 @@ def in_refined_unit(
     poses, which tracks may bring to another one. Refined poses themselves are no measurement:
     those of earlier windows hold them, so that they repeat one error.
     """
-    metre = result.views.metre
-    if by_rig and metre is not None:
-        if metre.sigma > SETTLED:  # it will soon be known far better
-            return dataclasses.replace(refined, measure=None)
+    metre, measure = result.views.metre, network.measure
+    if by_rig and metre is not None and result.views.metre_is_known:
         value = result.T_local_window.scale / math.exp(metre.log)
         return dataclasses.replace(refined, measure=ScaleMeasurement(value, metre.sigma))
-    measure = network.measure
+    if by_rig and result.views.metre_is_open:
+        return dataclasses.replace(refined, measure=None)
     if measure is None:
         return refined
     if result.change != NO_CHANGE:

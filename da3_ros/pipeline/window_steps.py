@@ -154,7 +154,7 @@ class WindowSteps(MapListener):
         by_tracks, alignment, refined = self.refinement.run(
             window, new, aligned, alignment, self.odometry, self.scene_map.table
         )
-        if refined is None or refined.views.metre is None:
+        if refined is None or not (refined.views.metre_is_known or refined.views.metre_is_open):
             scale.source.report_missing()
         if refined is None:
             return PlacedWindow(window, prediction, aligned, alignment, depth)
@@ -179,7 +179,7 @@ class WindowSteps(MapListener):
             self.counters["windows_with_prior"] += 1
         by_prior = unit_by_prior(window, estimate)
         measure = None
-        if not (scale.source.needs_rig and math.isfinite(self.refinement.metre.sigma)):
+        if not (scale.source.needs_rig and self.refinement.knows_metre):
             measure = scale.source.measure(window, estimate, by_prior)
         estimate = dataclasses.replace(estimate, measure=measure)
         return self.odometry.prior.apply(window, estimate, by_prior)

@@ -87,6 +87,13 @@ class RefinedViews:
     tracks: int
     reprojection_px: float  # root mean square over the observations, pixels of ``Features.shape``
     metre: Metre | None = None  # by the rig; None: not measured
+    # Whether the rig is declared wrongly, or may soon show the metre: then nothing else does.
+    metre_is_open: bool = False
+
+    @property
+    def metre_is_known(self) -> bool:
+        """Whether the rig shows the metre well."""
+        return self.metre is not None and self.metre.sigma <= SETTLED
 
     @property
     def newest_covariance(self) -> Array | None:
@@ -244,6 +251,7 @@ class SlidingGraph:
             len(ids),
             float(np.sqrt(np.mean(np.minimum(done.reprojection, 10.0) ** 2))),
             metre,
+            self.rig_contradicted or self._metre_is_open(),
         )
 
     def residuals(self, id: int) -> tuple[Array, Array, Array]:

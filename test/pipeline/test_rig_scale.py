@@ -185,9 +185,11 @@ def test_tracks_measure_a_stereo_pair_that_the_network_places_wrongly(declared, 
     assert pipeline.counters["rig_contradicted"] == 0
 
 
-def test_a_rig_that_tracks_contradict_gives_no_metres_and_one_line(caplog):
+@pytest.mark.parametrize("declared", [rig_mount(1, -0.12, 0.0), rig_mount(1, 0.12, 12.0)])
+def test_a_rig_that_tracks_contradict_gives_no_metres_and_one_line(declared, caplog):
+    """Also if the network would take it (12 degrees)."""
     rig = make(0.12, "strafe", frames=8, yaw_deg=0.0, size=(224, 168))
-    mounts = {"front": np.eye(4), "left": rig_mount(1, -0.12, 0.0)}
+    mounts = {"front": np.eye(4), "left": declared}
     pipeline, results, _ = run(rig, noise=NOISE, mounts=mounts, **TRACKED)
     assert not any(r.scale.metric for r in results)
     assert pipeline.counters["rig_contradicted"] >= 5
