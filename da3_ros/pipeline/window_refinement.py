@@ -114,7 +114,8 @@ class WindowRefinement:
             self._report_failure(f"window {window.id} is not refined", error)
             self.refiner.undo()
             return estimate, placed, None
-        self._report_rig()
+        if self.refiner.graph.rig_contradicted:
+            self._report_contradiction()
         if refined is None:
             self.counters["windows_few_tracks"] += len(window.views) > 1
             return estimate, placed, None
@@ -127,10 +128,8 @@ class WindowRefinement:
         placed = dataclasses.replace(placed, T_local_window=refined.T_local_window)
         return refined.estimate, placed, refined
 
-    def _report_rig(self) -> None:
+    def _report_contradiction(self) -> None:
         """Counts windows whose tracks contradict the rig, and says so once it is no accident."""
-        if not self.refiner.graph.rig_contradicted:
-            return
         self.counters["rig_contradicted"] += 1
         if self.counters["rig_contradicted"] == CONTRADICTIONS:
             log.warning(
@@ -245,7 +244,7 @@ class WindowRefinement:
     def take_metre(self, metre: Metre | None) -> None:
         """Takes over the metre as all keyframes show it; None: they do not."""
         if metre is not None:
-            self.refiner.graph.metre = metre
+            self.refiner.graph.take_metre(metre)
 
     def keep(self, table: MapTable) -> None:
         """Forgets views that no later window can share, and where the others are."""

@@ -331,7 +331,7 @@ def adjusted_map(
         solved = adjust(
             with_metre(bundle, known_metre) if use_rig else without_rig_positions(bundle), STEPS
         )
-        if contradicts_rig(solved.bundle):
+        if solved.bundle.metre_prior is not None and contradicts_rig(solved.bundle):
             use_rig = False
             solved = adjust(without_rig_positions(bundle), STEPS)
         done = solved.bundle

@@ -141,6 +141,8 @@ def with_metre(bundle: Bundle, known: Metre) -> Bundle:
     """
     p = bundle.poses
     rig = p.source == RIG
+    if not rig.any():
+        return bundle
     # Held views have the errors of earlier windows, which would be repeated.
     held = rig & ~bundle.free[p.first] & ~bundle.free[p.second]
     p, rig = p.where(~held), rig[~held]
@@ -180,7 +182,7 @@ def contradicts_rig(bundle: Bundle) -> bool:
     """Whether most framesets of a solved bundle have another shape than the rig."""
     p, T = bundle.poses, bundle.T_local_camera
     rig = p.source == RIG
-    if bundle.metre_prior is None or not rig.any():
+    if not rig.any():
         return False
     known = p.T_first_second[rig].copy()
     known[:, :3, 3] *= math.exp(bundle.log_metre)

@@ -148,6 +148,10 @@ class SlidingGraph:
         self.views, self.points = {}, self.points.without_positions()
         self.forget_metre()
 
+    def take_metre(self, metre: Metre) -> None:
+        """Takes over the length of a metre in local, as the map knows it."""
+        self.metre = metre
+
     def forget_metre(self) -> None:
         """Forgets the metre: lengths in local have changed."""
         self.metre, self._open = UNKNOWN_METRE, MOST_OPEN
@@ -230,7 +234,7 @@ class SlidingGraph:
         free[mine] = True
         bundle = with_metre(self.bundle(views, free, ids, observations, priors), self.metre)
         done, bad = self._solve(bundle)
-        self.rig_contradicted = contradicts_rig(done.bundle)
+        self.rig_contradicted = bundle.metre_prior is not None and contradicts_rig(done.bundle)
         if self.rig_contradicted:
             done, bad = self._solve(without_rig_positions(bundle))
         if not done.bundle.free[mine].all():
