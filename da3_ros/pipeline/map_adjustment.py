@@ -84,6 +84,7 @@ class _AdjustmentJob:
     rigid: bool  # whether submaps keep their size
     by_depth: bool  # whether depths stay as they are on average, or distances
     metre: Metre = UNKNOWN_METRE  # by the rig, as windows know it
+    chain: int = 0  # of the newest view
 
 
 class MapAdjustment(MapListener):
@@ -112,6 +113,7 @@ class MapAdjustment(MapListener):
         self._matches = MapMatches()
         self._new = 0  # keyframes since the last adjustment
         self._fresh = False  # whether there was a frame since then
+        self._chain = 0  # of the newest view
         self._running: tuple[_AdjustmentJob, Future[AdjustedMap | None]] | None = None
 
     def _drop(self, count: int) -> None:
@@ -128,9 +130,11 @@ class MapAdjustment(MapListener):
         """Adjusts all soon after a loop: keyframes that it brought together see the same."""
         self._all |= bool(correction.loops)
 
-    def add(self, view: TrackedView, stamp_ns: int, submap: int, *, keyframe: bool) -> None:
+    def add(
+        self, view: TrackedView, stamp_ns: int, submap: int, *, keyframe: bool, chain: int = 0
+    ) -> None:
         """Adds a view that is in the map: a keyframe, or one that counts until its camera has
-        another one."""
+        another one. chain: number of its chain, which has a unit of its own."""
         if not np.isfinite(view.log_depth).any():
             return
         unit = self._table.T_local_submap(submap).scale
@@ -139,7 +143,7 @@ class MapAdjustment(MapListener):
             view.id, view.camera, stamp_ns, view.features, view.K, depth, view.own_K,
             view.measured, submap,
         )  # fmt: skip
-        self._fresh = True
+        self._fresh, self._chain = True, chain
         if keyframe:
             self._new += 1
             self._keyframes += [k for k in self._newest.values() if self._is_beside(k, one)]
@@ -159,23 +163,31 @@ class MapAdjustment(MapListener):
 
     def end_window(
         self, loops: Sequence[Edge], *, rigid: bool, by_depth: bool, ends: bool = False,
-        metre: Metre = UNKNOWN_METRE,
+        metre: Metre = UNKNOWN_METRE, chain: int = 0,
     ) -> Adjustment | None:  # fmt: skip
         """Goes on after a window; returns the correction that was found.
 
         loops: edges of the graph of submaps. rigid: whether submaps keep their size. by_depth:
         whether depths stay as they are on average, or distances. ends: no keyframe follows.
-        metre: in the frame of odometry, by the rig.
+        metre: in the frame of odometry, by the rig; of this chain, by its number.
         """
-        found = self._collect(wait=ends)
+        found = self._collect(chain, wait=ends)
         if found is not None or self._running is not None:
             return found
         if self._new >= EVERY or self._all or (ends and self._fresh):
             job = self._job(loops, MOST if self._all or ends else NEWEST)
             self._new, self._fresh, self._all = 0, False, False
             if job is not None:
-                self._start(replace(job, rigid=rigid, by_depth=by_depth, metre=metre))
-        return self._collect(wait=ends)
+                self._start(
+                    replace(
+                        job,
+                        rigid=rigid,
+                        by_depth=by_depth,
+                        chain=self._chain,
+                        metre=metre if chain == self._chain else UNKNOWN_METRE,
+                    )
+                )
+        return self._collect(chain, wait=ends)
 
     def _job(self, loops: Sequence[Edge], most: int) -> _AdjustmentJob | None:
         table = self._table
@@ -240,7 +252,7 @@ class MapAdjustment(MapListener):
                 )
             return None
 
-    def _collect(self, *, wait: bool = False) -> Adjustment | None:
+    def _collect(self, chain: int, *, wait: bool = False) -> Adjustment | None:
         wait |= self.waits
         if self._running is None or not (wait or self._running[1].done()):
             return None
@@ -255,9 +267,8 @@ class MapAdjustment(MapListener):
             return None
         frames = table.path.frames_of(job.movable, MOST_FRAMES)
         found = adjustment_of(job, done, frames)
-        newest = table.submaps[max(table.submaps)]
-        if found is not None and newest.component != table.submaps[job.movable[-1]].component:
-            found = replace(found, metre=None)  # odometry has another unit now
+        if found is not None and job.chain != chain:  # odometry has another unit now
+            found = replace(found, metre=None)
         self._counters["map_adjustments" if found else "map_adjustments_refused"] += 1
         return found
 

@@ -93,7 +93,7 @@ class Pipeline:
         keyframes; call at the end of a recording."""
         yield from self._steps.flush()
         self.scene_map.close_loop(wait=True)
-        self.scene_map.adjust(self.refinement.metre, ends=True)
+        self.scene_map.adjust(self.refinement.metre, self.odometry.chain, ends=True)
         self.scene_map.finish_depth()
 
     def begin(self, frame: Frame) -> None:

@@ -95,7 +95,8 @@ class WindowSteps(MapListener):
         """
         taken = self.builder.take()
         closed = self.scene_map.close_loop()
-        self.refinement.take_metre(self.scene_map.adjust(self.refinement.metre))
+        metre = self.scene_map.adjust(self.refinement.metre, self.odometry.chain)
+        self.refinement.take_metre(metre)
         follow(self.scene_map, [prepared.view for prepared in taken])
         new = [p for p in taken if not p.blind]
         frames = self._run_window(new, closed=closed) if new else iter(())
@@ -253,7 +254,11 @@ class WindowSteps(MapListener):
             tracked = self.refinement.view(frame.id)
             if tracked is not None and submap != NO_SUBMAP and self.scene_map.adjusts:
                 self.scene_map.adjustment.add(
-                    tracked, frame.stamp_ns, submap, keyframe=frame.keyframe
+                    tracked,
+                    frame.stamp_ns,
+                    submap,
+                    keyframe=frame.keyframe,
+                    chain=self.odometry.chain,
                 )
         self.counters["processed"] += 1
         self.pose_search.add(frame.stamp_ns, known=self.scene_map.submaps.pose_known)

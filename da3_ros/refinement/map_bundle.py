@@ -35,6 +35,7 @@ from da3_ros.refinement.measured_poses import (
     is_one_frameset,
     measured_motion,
     rig_prior,
+    steps_between,
     with_metre,
     without_rig_positions,
 )
@@ -66,6 +67,7 @@ LOOSE_ROTATION, LOOSE_POSITION = 0.005, 0.02  # rad; position over distance
 LOOSE_DEPTH = 0.003  # the same over depth, at least
 RIG_ROTATION, RIG_DEPTH = 0.002, 0.005  # of views of one frameset: rad; position over depth
 RIG = PoseNoise(RIG_ROTATION, 0.0)  # the same of a rig whose poses are known
+LEAST_SIGMA = 0.002  # standard deviation of the logarithm of a metre that is found
 KNOWN = 1e-4  # standard deviation of the logarithm of a metre that is kept
 RIGHT = 0.8  # share of the observations that are right, of tracks that only judge
 # Factor on their error, and pixels more, from which on an adjustment is refused.
@@ -358,7 +360,9 @@ def adjusted_map(
         if found is not None:
             found = replace(found, log=found.log + math.log(back.scale))
     if found is not None:
-        found = replace(found, sigma=_length_sigma(solved))
+        # Held keyframes are taken as exact: they add nothing to what windows know.
+        least = metre.sigma if len(held) and math.isfinite(metre.sigma) else LEAST_SIGMA
+        found = replace(found, sigma=max(_length_sigma(solved), least))
     return AdjustedMap(
         {v.id: T[k] for k, v in enumerate(views) if seen[k]}, used.count, after, before, found
     )
@@ -399,25 +403,29 @@ def _observations(tracks: _Tracks, kept: Array, pixel: float) -> Observations:
 
 
 def _loose(views: Sequence[MapView]) -> PosePriors:
-    """Returns the present poses from view to view, with large standard deviations."""
+    """Returns the present poses from view to view, with large standard deviations, and the known
+    ones of a rig's cameras."""
+    first, second = steps_between(
+        [v.camera for v in views], [v.measured.T_rig_camera is not None for v in views]
+    )
     T = np.array([v.T_local_camera for v in views])
-    step = np.linalg.inv(T[:-1]) @ T[1:]
+    step = np.linalg.inv(T[first]) @ T[second]
     depth = np.array([v.depth for v in views])
     known = depth[np.isfinite(depth)]
-    depth = np.where(np.isfinite(depth), depth, np.median(known) if len(known) else 1.0)[:-1]
+    depth = np.where(np.isfinite(depth), depth, np.median(known) if len(known) else 1.0)[first]
     length = np.linalg.norm(step[:, :3, 3], axis=1)
-    index = np.arange(len(views))
     rotation = np.full(len(step), LOOSE_ROTATION)
     position = LOOSE_POSITION * length + LOOSE_DEPTH * depth
-    rigs = []
-    for k, (a, b) in enumerate(itertools.pairwise(views)):
+    for k, (i, j) in enumerate(zip(first.tolist(), second.tolist(), strict=True)):
+        a, b = views[i], views[j]
         if a.camera != b.camera and is_one_frameset(a.measured, b.measured):
             rotation[k], position[k] = RIG_ROTATION, RIG_DEPTH * depth[k]
-            T_rig = measured_motion(a.measured, b.measured)
-            if T_rig is not None:
-                rigs.append(rig_prior(k, k + 1, T_rig, RIG))
-                position[k] = rotation[k] = np.inf
-    loose = PosePriors.isotropic(index[:-1], index[1:], step, rotation, position, NETWORK)
+    loose = PosePriors.isotropic(first, second, step, rotation, position, NETWORK)
+    rigs = []
+    for k, (a, b) in enumerate(itertools.pairwise(views)):
+        T_rig = measured_motion(a.measured, b.measured)
+        if T_rig is not None and is_one_frameset(a.measured, b.measured):
+            rigs.append(rig_prior(k, k + 1, T_rig, RIG))
     return PosePriors.joined([loose, *rigs])
 
 

@@ -73,9 +73,37 @@ def measured_poses(
     return PosePriors.joined(out)
 
 
+def steps_between(cameras: Sequence[str], placed: Sequence[bool]) -> tuple[Array, Array]:
+    """Returns the indices of pairs of views whose relative pose is taken as the network or earlier
+    windows have it: each view and the one before it; with a known rig the one before it of the
+    same camera. For what is wrong between the rig's cameras would measure the metre.
+
+    placed: whether the poses of the views' cameras on the rig are known.
+    """
+    pairs: list[tuple[int, int]] = []
+    newest: dict[str, int] = {}
+    for k, (camera, known) in enumerate(zip(cameras, placed, strict=True)):
+        before = newest.get(camera, -1) if known else k - 1
+        if before >= 0:
+            pairs.append((before, k))
+        newest[camera] = k
+    first, second = np.array(pairs, int).reshape(-1, 2).T
+    return first, second
+
+
 def is_one_frameset(a: MeasuredPose, b: MeasuredPose) -> bool:
     """Whether two cameras of a rig took these views together."""
     return a.frameset == b.frameset >= 0
+
+
+def can_show_metre(views: Sequence[MeasuredPose]) -> bool:
+    """Whether two of these views are of one frameset, by cameras that are known to lie apart."""
+    placed = [v for v in views if v.T_rig_camera is not None and v.frameset >= 0]
+    for a, b in itertools.combinations(placed, 2):
+        T = measured_motion(a, b) if is_one_frameset(a, b) else None
+        if T is not None and float(np.linalg.norm(T[:3, 3])) > RIG_FLOOR_M:
+            return True
+    return False
 
 
 def measured_motion(a: MeasuredPose, b: MeasuredPose) -> Array | None:

@@ -29,6 +29,7 @@ from da3_ros.refinement.bundle import (
 )
 from da3_ros.refinement.measured_poses import (
     UNKNOWN_METRE,
+    can_show_metre,
     contradicts_rig,
     with_metre,
     without_rig_positions,
@@ -57,8 +58,10 @@ MAX_LOG_SCALE = 3.0  # of a view; more is a fault
 MAX_EXTENT = 100.0  # distance between cameras of a bundle over its depth; more is a fault
 LAST_STEPS = 4  # after outliers are removed
 SETTLED = 0.02  # standard deviation of the metre's logarithm from which on older views are held
+MOST_CONTRADICTIONS = 3  # windows in a row after which a metre is not believed any more
 MOST_OPEN = 40  # windows of a chain in which they are not, because it is larger
-METRE_DRIFT = 0.003  # standard deviation of the metre's logarithm from window to window
+# Standard deviation of the metre's logarithm from window to window, and by one without tracks.
+METRE_DRIFT, UNREFINED_DRIFT = 0.003, 0.02
 NEWEST = 2  # views before a new one that must match it, for its matches to count fully
 CONTRADICTION = 1.5  # factor on the assumed noise of depth from which on a bundle is solved again
 
@@ -123,6 +126,7 @@ class SlidingGraph:
         self.noise = TrackNoise()
         self.metre = UNKNOWN_METRE  # by the rig, in local
         self.rig_contradicted = False  # by the tracks of the newest window
+        self._contradictions = 0  # windows in a row
         self._open = MOST_OPEN  # windows that may still look for the metre with all views free
         self._corrections = 0
 
@@ -151,6 +155,18 @@ class SlidingGraph:
     def take_metre(self, metre: Metre) -> None:
         """Takes over the length of a metre in local, as the map knows it."""
         self.metre = metre
+
+    def age_metre(self) -> None:
+        """Takes over that a window was not refined: its unit is the network's word."""
+        self.metre = replace(self.metre, sigma=math.hypot(self.metre.sigma, UNREFINED_DRIFT))
+
+    def note_rig(self, *, contradicted: bool) -> None:
+        """Notes whether the tracks of a window contradict the rig. After some in a row the metre may
+        be what is wrong."""
+        self.rig_contradicted = contradicted
+        self._contradictions = self._contradictions + 1 if contradicted else 0
+        if self._contradictions >= MOST_CONTRADICTIONS:
+            self.metre = UNKNOWN_METRE
 
     def forget_metre(self) -> None:
         """Forgets the metre: lengths in local have changed."""
@@ -234,9 +250,11 @@ class SlidingGraph:
         free[mine] = True
         bundle = with_metre(self.bundle(views, free, ids, observations, priors), self.metre)
         done, bad = self._solve(bundle)
-        self.rig_contradicted = bundle.metre_prior is not None and contradicts_rig(done.bundle)
-        if self.rig_contradicted:
-            done, bad = self._solve(without_rig_positions(bundle))
+        self.rig_contradicted = False
+        if bundle.metre_prior is not None:
+            self.note_rig(contradicted=contradicts_rig(done.bundle))
+            if self.rig_contradicted:
+                done, bad = self._solve(without_rig_positions(bundle))
         if not done.bundle.free[mine].all():
             return None
         if not is_sane(done.bundle):
@@ -332,10 +350,7 @@ class SlidingGraph:
         where the network has put them, would say how far its cameras are apart."""
         if self._open <= 0 or self.metre.sigma <= SETTLED:
             return False
-        framesets = Counter(
-            v.measured.frameset for v in self.views.values() if v.measured.T_rig_camera is not None
-        )
-        return max(framesets.values(), default=0) > 1
+        return can_show_metre([v.measured for v in self.views.values()])
 
     def _in_turn(self, ids: Sequence[int]) -> list[int]:
         """Returns views ordered by camera in turn: those of a rig may look apart, and a camera

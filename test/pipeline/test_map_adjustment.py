@@ -23,6 +23,7 @@ from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.refinement.bundle import Metre, PosePriors
 from da3_ros.refinement.features import Features
 from da3_ros.refinement.map_bundle import AdjustedMap, MapMatches, MapView
+from da3_ros.refinement.measured_poses import UNKNOWN_METRE
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.evaluation import trajectory_error
 from da3_ros.synthetic.truth import Noise, TruthSession
@@ -190,6 +191,29 @@ def test_live_frames_do_not_wait(small_walk, monkeypatch):
     pipeline.scene_map.adjustment._running[1].result(60.0)
     list(pipeline.push(to_frame(small_walk[0], next(frames))))
     assert [bool(c.adjusted) for c in pipeline.told.corrections] == [True]
+
+
+@pytest.mark.parametrize("later", [0, 1])
+def test_the_metre_of_another_chain_is_neither_given_nor_taken(small_walk, monkeypatch, later):
+    """Which has a unit of its own, and perhaps no submap yet."""
+    given = []
+
+    def with_metre(*args, metre, **options):
+        given.append(metre)
+        done = work(*args, metre=UNKNOWN_METRE, **options)
+        return dataclasses.replace(done, metre=Metre(2.0, 0.01))
+
+    work = map_adjustment.adjusted_map
+    pipeline = opened(small_walk)
+    for f in small_walk[1]:
+        list(pipeline.push(to_frame(small_walk[0], f)))
+    monkeypatch.setattr(map_adjustment, "adjusted_map", with_metre)
+    adjustment = pipeline.scene_map.adjustment
+    adjustment._new, adjustment._fresh = map_adjustment.EVERY, True
+    chain, known = pipeline.odometry.chain + later, Metre(1.0, 0.1)
+    found = adjustment.end_window((), rigid=False, by_depth=False, metre=known, chain=chain)
+    assert given == [UNKNOWN_METRE if later else known]
+    assert (found.metre is None) == bool(later)
 
 
 def test_an_adjustment_of_another_map_is_not_applied(small_walk, monkeypatch):

@@ -13,6 +13,7 @@ from da3_ros.refinement.measured_poses import (
     RIG_ACROSS,
     RIG_ALONG,
     measured_poses,
+    steps_between,
     units_per_metre,
 )
 from da3_ros.refinement.track_noise import PoseNoise
@@ -126,6 +127,22 @@ def test_cameras_of_one_frameset_are_held_by_the_rig():
     ahead = prior.T_first_second[0, :3, 3] / 0.3
     np.testing.assert_allclose(np.abs(ahead), [1, 0, 0], atol=1e-12)
     np.testing.assert_allclose(position, 0.3 * np.array([RIG_ALONG, RIG_ACROSS, RIG_ACROSS]))
+
+
+@pytest.mark.parametrize(
+    ("placed", "pairs"),
+    [
+        ([False] * 5, [(0, 1), (1, 2), (2, 3), (3, 4)]),
+        ([True] * 5, [(0, 2), (1, 3), (2, 4)]),  # a rig's cameras lie as it says
+    ],
+)
+def test_motions_of_a_known_rig_are_those_of_each_camera(placed, pairs):
+    first, second = steps_between(["a", "b", "a", "b", "a"], placed)
+    assert list(zip(first.tolist(), second.tolist(), strict=True)) == pairs
+
+
+def test_one_view_has_no_motion():
+    assert [len(ends) for ends in steps_between(["a"], [True])] == [0, 0]
 
 
 def test_views_without_measured_poses_have_no_priors():

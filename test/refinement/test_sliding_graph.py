@@ -8,6 +8,7 @@ from da3_ros.refinement.features import Features
 from da3_ros.refinement.measured_poses import UNKNOWN_METRE
 from da3_ros.refinement.refiner import GuessedFocal
 from da3_ros.refinement.sliding_graph import (
+    MOST_CONTRADICTIONS,
     MOST_OPEN,
     SETTLED,
     SlidingGraph,
@@ -98,8 +99,9 @@ def test_a_restored_graph_is_what_it_was():
     assert graph.metre == UNKNOWN_METRE
 
 
-def in_rig(id, frameset, camera, known=True):
+def in_rig(id, frameset, camera, known=True, baseline=0.1):
     T = np.eye(4)
+    T[0, 3] = baseline * (camera == "right")
     out = view(id, range(40))
     out.camera = camera
     out.measured = MeasuredPose(T_rig_camera=T if known else None, frameset=frameset)
@@ -140,12 +142,36 @@ def test_it_is_not_waited_for_for_ever():
     assert free_of(graph) == 9
 
 
+def test_a_metre_grows_uncertain_by_windows_that_tracks_do_not_refine():
+    graph = rig_graph()
+    graph.metre = Metre(1.0, 0.005)
+    graph.age_metre()
+    assert graph.metre.log == 1.0
+    assert graph.metre.sigma > SETTLED
+    assert free_of(graph) == 9  # it is looked for again
+
+
 def test_nor_without_a_rig_that_shows_it():
     assert free_of(rig_graph(known=False)) == 4
     apart = rig_graph()
     for id, one in apart.views.items():
         one.measured = MeasuredPose(T_rig_camera=np.eye(4), frameset=id)
     assert free_of(apart) == 4
+    assert free_of(rig_graph(baseline=0.0)) == 4
+
+
+def test_a_metre_that_tracks_contradict_again_and_again_is_not_believed(monkeypatch):
+    """It may be that of another chain."""
+    graph = rig_graph()
+    graph.metre = Metre(1.0, 0.001)
+    for _ in range(MOST_CONTRADICTIONS - 1):
+        graph.note_rig(contradicted=True)
+    graph.note_rig(contradicted=False)
+    for _ in range(MOST_CONTRADICTIONS - 1):
+        graph.note_rig(contradicted=True)
+    assert graph.metre == Metre(1.0, 0.001)
+    graph.note_rig(contradicted=True)
+    assert graph.metre == UNKNOWN_METRE
 
 
 def test_only_views_that_are_matched_keep_their_large_descriptors():
