@@ -130,6 +130,8 @@ class WindowRefinement:
 
     def _report_contradiction(self) -> None:
         """Counts windows whose tracks contradict the rig, and says so once it is no accident."""
+        if not all(self._calibrated.values()):
+            return  # a focal length that is only guessed may be what is wrong
         self.counters["rig_contradicted"] += 1
         if self.counters["rig_contradicted"] == CONTRADICTIONS:
             log.warning(

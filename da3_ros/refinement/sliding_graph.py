@@ -161,8 +161,8 @@ class SlidingGraph:
         self.metre = replace(self.metre, sigma=math.hypot(self.metre.sigma, UNREFINED_DRIFT))
 
     def note_rig(self, *, contradicted: bool) -> None:
-        """Notes whether the tracks of a window contradict the rig. After some in a row the metre may
-        be what is wrong."""
+        """Notes whether the tracks of a window contradict the rig. After some in a row, the metre
+        may be what is wrong."""
         self.rig_contradicted = contradicted
         self._contradictions = self._contradictions + 1 if contradicted else 0
         if self._contradictions >= MOST_CONTRADICTIONS:
