@@ -186,6 +186,13 @@ class Loop:
     new: int
     T_old_new: Similarity
     variance: Array  # [3] of log scale, rotation and position of the new camera, in its submap
+    # Ids of all views that were compared, of the old one's side and of the new one's.
+    old_side: frozenset[int] = frozenset()
+    new_side: frozenset[int] = frozenset()
+
+    def is_apart(self, other: Loop) -> bool:
+        """Whether it shares no view with another loop, so that both do not repeat one error."""
+        return not (self.old_side & other.old_side or self.new_side & other.new_side)
 
     def drift(self, T_local_old: Similarity, T_local_new: Similarity) -> Similarity:
         """Returns what maps, in the frame of odometry, the surroundings of the new keyframe to
@@ -227,7 +234,11 @@ def measured_loop(
     variance = NOISE_FACTOR**2 * sum(fit_variance(f, estimate, split) for f in fits)
     T_old_new = old.T_local_submap.inverse() @ drift @ new.T_local_submap
     variance = np.asarray(variance) / [1, 1, new.T_local_submap.scale**2]
-    return Loop(old.keyframe.view.id, new.keyframe.view.id, T_old_new, variance)
+    ids = [one.view.id for one in views]
+    return Loop(
+        old.keyframe.view.id, new.keyframe.view.id, T_old_new, variance,
+        frozenset(ids[:split]), frozenset(ids[split:]),
+    )  # fmt: skip
 
 
 def fit_variance(fit: Alignment, estimate: WindowEstimate, index: int) -> Array:
@@ -284,11 +295,13 @@ def visible_depths(points: Array, K: Array, depth: FloatImage) -> tuple[Array, A
 SAME_LOCATION = 0.25  # drift variance within a location over that between the sides of a loop
 
 
-def drift_between(graph: SubmapGraph, old: PlacedKeyframe, new: PlacedKeyframe) -> Array:
+def drift_between(
+    graph: SubmapGraph, old: PlacedKeyframe, new: PlacedKeyframe, untied: int | None = None
+) -> Array:
     """Returns the variance [3] of the new keyframe relative to the old one, along the most certain
-    path."""
+    path. untied: see ``SubmapGraph.drift_variance``."""
     first, second = (graph.index(p.keyframe.submap) for p in (old, new))
-    drift = graph.drift_variance(first, second, new.centre)
+    drift = graph.drift_variance(first, second, new.centre, untied)
     return np.asarray(old.variance + new.variance + drift)
 
 
@@ -304,14 +317,15 @@ class LoopAgreement:
         possible = drift_between(self._graph, old, new) + variance
         return within_sigmas(drift, IDENTITY, new.centre, possible)
 
-    def agree(self, first: Loop, second: Loop) -> bool:
+    def agree(self, first: Loop, second: Loop, untied: int | None = None) -> bool:
         """True if two loops of different keyframes are of one location and measure the same
-        drift."""
+        drift. untied: a submap whose chain is not taken to be where it was joined."""
         old, new, drift, variance = self._placed(first)
         other_old, other_new, other_drift, other_variance = self._placed(second)
-        apart = drift_between(self._graph, new, other_new)
-        apart = apart + drift_between(self._graph, old, other_old)
-        if not apart[2] < SAME_LOCATION * drift_between(self._graph, other_old, other_new)[2]:
+        apart = drift_between(self._graph, new, other_new, untied)
+        apart = apart + drift_between(self._graph, old, other_old, untied)
+        between = drift_between(self._graph, other_old, other_new, untied)
+        if not apart[2] < SAME_LOCATION * between[2]:
             return False
         point = other_new.centre
         square = float(((new.centre - point) ** 2).sum())

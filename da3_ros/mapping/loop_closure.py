@@ -57,6 +57,9 @@ log = logging.getLogger(__name__)
 
 EAGER_LOOKS = 30  # windows in a row that are spent on looking for an unknown pose
 MAX_UNCONFIRMED = 4  # verified loops kept until a second one confirms them
+# Loops that must agree with each other to undo what has joined a chain to others: as many as have
+# joined it, within these limits.
+FEWEST_AGAINST, MOST_AGAINST = 2, 4
 LIVE_SUBMAPS = 2  # newest submaps of which a localized camera's keyframes are kept
 # Variance [3] that the start of a chain adds; position over the depth seen last.
 LOST_VARIANCE = np.array([0.7, 0.5, 1.0]) ** 2
@@ -77,6 +80,7 @@ class LoopClosure(MapListener):
         self.enabled = True
         self.closed = 0  # corrections by loops
         self.found, self.refused = 0, 0  # windows that verified a loop, and that verified none
+        self.undone = 0  # joins of chains that later loops have contradicted
         self._solver: ThreadPoolExecutor | None = None
         self._max_bytes = 0  # of keyframes in memory; 0: no limit
         self._spill: ArraySpill | None = None  # where the others go; None: they are forgotten
@@ -86,7 +90,7 @@ class LoopClosure(MapListener):
 
     def restart(self) -> None:
         """Begins a new map."""
-        self.found = self.refused = 0
+        self.found = self.refused = self.undone = 0
         self._solving: Future[Correction] | None = None
         self._last_try = -1  # id of the last window after which a candidate was verified
         self._looks = 0  # since the pose in the map became unknown
@@ -102,6 +106,7 @@ class LoopClosure(MapListener):
         self._agreement = LoopAgreement(self._graph, self._submaps)
         self.candidates = LoopCandidates(self.keyframes, self._graph, self._submaps)
         self._unconfirmed: list[Loop] = []
+        self._against: list[Loop] = []  # that contradict what has joined the newest chain
         # Drift since the newest submap began; None: no edge to the submap before it.
         self._drift_model: DriftModel | None = None
         self._guessed = False  # whether a part of this drift is guessed rather than measured
@@ -225,6 +230,7 @@ class LoopClosure(MapListener):
         self.candidates.limit_to(searched)
         self._keeps_unit = True
         self._unconfirmed.clear()
+        self._against.clear()
         return any(one.submap in searched for one in self.keyframes)
 
     @property
@@ -265,6 +271,7 @@ class LoopClosure(MapListener):
         self._graph.forget_live()
         self._forget_keyframes(self._graph.first_live, math.inf)
         self._unconfirmed.clear()
+        self._against.clear()
         self._drift_model = None
         self.candidates.wait()
 
@@ -373,14 +380,14 @@ class LoopClosure(MapListener):
             loop = measured_loop(there, here, views, split, estimate, aligner)
         if loop is None or not self._agreement.is_possible(loop):
             self.refused += 1
-            return False
+            return loop is not None and self._undoes_join(loop)
         self.found += 1
         if self._graph.index(old.submap) in self._graph.loop_partners(new.submap):
             self._add_to_graph(loop)  # two have agreed before, and it agrees with these
             return False
-        self._unconfirmed = self._waiting()
+        self._unconfirmed = self._still_there(self._unconfirmed)
         for other in self._unconfirmed:
-            if other.new != new.view.id and self._agreement.agree(other, loop):
+            if self._confirms(other, loop):
                 self._join(loop)
                 for one in (other, loop):
                     self._add_to_graph(one)
@@ -389,10 +396,46 @@ class LoopClosure(MapListener):
         self._unconfirmed = [*self._unconfirmed[1 - MAX_UNCONFIRMED :], loop]
         return False
 
-    def _waiting(self) -> list[Loop]:
-        """Returns the loops that wait for another one, and whose keyframes are still there."""
+    def _still_there(self, loops: Sequence[Loop]) -> list[Loop]:
+        """Returns those loops whose keyframes are still there."""
         there = self.keyframes
-        return [w for w in self._unconfirmed if w.old in there and w.new in there]
+        return [w for w in loops if w.old in there and w.new in there]
+
+    def _undoes_join(self, loop: Loop) -> bool:
+        """Weighs an impossible loop against what has joined its chain to that of the old keyframe;
+        returns whether it has undone that."""
+        old, new = placed_ends(loop, self._submaps)
+        chain = new.keyframe.submap
+        if self._graph.connected(old.keyframe.submap, chain, untied=chain):
+            return False  # other measurements contradict it too
+        self._against = self._still_there(self._against)
+        agreeing = [
+            one
+            for one in self._against
+            if one.is_apart(loop) and self._agreement.agree(one, loop, untied=chain)
+        ]
+        joined_by = len(self._graph.ties(chain))
+        if len(agreeing) + 1 < min(max(joined_by, FEWEST_AGAINST), MOST_AGAINST):
+            self._against = [*self._against[1 - MAX_UNCONFIRMED :], loop]
+            return False
+        log.warning(
+            "the camera's place in the map was wrong: %d later looks agree on another one",
+            len(agreeing) + 1,
+        )
+        self.undone += 1
+        self._graph.untie(chain)
+        self._join(loop)
+        for one in (*agreeing, loop):
+            self._add_to_graph(one)
+        self._against.clear()
+        self._unconfirmed.clear()
+        return True
+
+    def _confirms(self, other: Loop, loop: Loop) -> bool:
+        """Whether two loops agree, and are two: not one error of a view that both compare."""
+        ends = (self._submaps.keyframes[id].submap for id in (loop.old, loop.new))
+        apart = other.new != loop.new if self._graph.connected(*ends) else other.is_apart(loop)
+        return apart and self._agreement.agree(other, loop)
 
     def _join(self, loop: Loop) -> None:
         """Notes what a confirmed loop joins."""

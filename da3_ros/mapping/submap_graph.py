@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,6 +46,37 @@ class Absorbed:
     at: Array  # [3] the node's position
 
 
+class _Paths:
+    """The most certain paths between nodes."""
+
+    def __init__(self, nodes: int, edges: Iterable[Edge], at: Mapping[int, int]) -> None:
+        """at: index of a node by its first submap."""
+        self._nodes = nodes
+        self._before: dict[int, Array] = {}  # by root
+        self.best: dict[tuple[int, int], Edge] = {}  # by the indices of both nodes, ascending
+        for edge in edges:
+            ends = at[edge.first], at[edge.second]
+            key = (min(ends), max(ends))
+            if key not in self.best or edge.sigma.sum() < self.best[key].sigma.sum():
+                self.best[key] = edge
+
+    def predecessors(self, root: int) -> Array:
+        """Returns for each node the next one on the most certain path to ``root``; negative
+        without a path.
+
+        Kept, because the paths to a new keyframe are needed many times.
+        """
+        if root not in self._before:
+            rows, columns = zip(*self.best, strict=True) if self.best else ((), ())
+            cost = [float((e.sigma**2).sum()) for e in self.best.values()]
+            shape = (self._nodes, self._nodes)
+            graph = coo_matrix((cost, (rows, columns)), shape=shape).tocsr()
+            _, self._before[root] = dijkstra(
+                graph, directed=False, indices=root, return_predecessors=True
+            )
+        return self._before[root]
+
+
 class SubmapGraph:
     """Nodes in the order of their submaps, and edges between them (by the node's first submap).
 
@@ -61,8 +92,7 @@ class SubmapGraph:
         self._edges.clear()
         self.first_live = 0  # id of a submap; 0: the graph is no map
         # Caches that hold until the graph changes; keys are indices of nodes.
-        self._predecessor_cache: dict[int, Array] = {}
-        self._best_edges: dict[tuple[int, int], Edge] = {}
+        self._path_cache: dict[int | None, _Paths] = {}  # by the chain that is not tied
         self._loop_partners: dict[int, set[int]] = {}
         self._chain_cache: Array | None = None
         self._at: dict[int, int] = {}  # index of a node by its first submap
@@ -140,8 +170,7 @@ class SubmapGraph:
 
     def _changed(self) -> None:
         self._at = {node.first: k for k, node in enumerate(self.nodes)}
-        self._predecessor_cache.clear()
-        self._best_edges.clear()
+        self._path_cache.clear()
         self._loop_partners.clear()
         self._chain_cache = None
 
@@ -150,19 +179,38 @@ class SubmapGraph:
         first, second = self.index(submap), self.index(other)
         return bool(self._chains()[first] == self._chains()[second])
 
-    def connected(self, submap: int, other: int) -> bool:
-        """True if edges of any kind connect two submaps."""
-        return self._path(self.index(submap), self.index(other)) is not None
+    def connected(self, submap: int, other: int, untied: int | None = None) -> bool:
+        """True if edges of any kind connect two submaps. untied: see ``drift_variance``."""
+        return self._path(self.index(submap), self.index(other), untied) is not None
+
+    def ties(self, submap: int) -> list[Edge]:
+        """Returns the loops, but the map's own, that connect the chain of a submap to others."""
+        chains, own = self._chains(), self._chains()[self.index(submap)]
+        out = []
+        for e in self._live_loops():
+            ends = chains[self._at[e.first]], chains[self._at[e.second]]
+            if own in ends and ends[0] != ends[1]:
+                out.append(e)
+        return out
+
+    def untie(self, submap: int) -> None:
+        """Forgets the loops that connect the chain of a submap to others."""
+        gone = self.ties(submap)
+        self._edges[:] = [e for e in self._edges if not any(e is one for one in gone)]
+        self._changed()
 
     # Drift
 
-    def drift_variance(self, first: int, second: int, point: Array) -> Array:
+    def drift_variance(
+        self, first: int, second: int, point: Array, untied: int | None = None
+    ) -> Array:
         """Returns the variance [3] at a point [3] along the most certain path between two nodes.
 
-        first, second: indices of nodes. Variance of log scale, rotation and position;
-        infinite if no edges connect the nodes.
+        first, second: indices of nodes. untied: a submap; paths use no loop that connects its
+        chain to others. Variance of log scale, rotation and position; infinite if no edges connect
+        the nodes.
         """
-        path = self._path(first, second)
+        path = self._path(first, second, untied)
         if path is None:
             return np.full(3, np.inf)
         if not path:
@@ -175,43 +223,29 @@ class SubmapGraph:
         own[:, 2] += arms * (own[:, 0] + own[:, 1])
         return np.asarray(own.sum(axis=0))
 
-    def _path(self, first: int, second: int) -> list[Edge] | None:
+    def _path(self, first: int, second: int, untied: int | None = None) -> list[Edge] | None:
         """Returns the edges between two nodes whose sum of variances is least; None if there are
         none."""
         if first == second:
             return []
-        before, path, here = self._predecessors(second), [], first
+        paths = self._paths(untied)
+        before, path, here = paths.predecessors(second), [], first
         while here != second:
             last = int(before[here])
             if last < 0:
                 return None
-            path.append(self._best_edges[min(last, here), max(last, here)])
+            path.append(paths.best[min(last, here), max(last, here)])
             here = last
         return path
 
-    def _predecessors(self, root: int) -> Array:
-        """Returns for each node the next one on the most certain path to ``root``; negative
-        without a path.
-
-        Cached, because the paths to a new keyframe are needed many times.
-        """
-        if not self._best_edges:
-            for edge in self._edges:
-                ends = self._at[edge.first], self._at[edge.second]
-                key = (min(ends), max(ends))
-                if (
-                    key not in self._best_edges
-                    or edge.sigma.sum() < self._best_edges[key].sigma.sum()
-                ):
-                    self._best_edges[key] = edge
-        if root not in self._predecessor_cache:
-            rows, columns = zip(*self._best_edges, strict=True) if self._best_edges else ((), ())
-            cost = [float((e.sigma**2).sum()) for e in self._best_edges.values()]
-            shape = (len(self.nodes), len(self.nodes))
-            graph = coo_matrix((cost, (rows, columns)), shape=shape).tocsr()
-            _, before = dijkstra(graph, directed=False, indices=root, return_predecessors=True)
-            self._predecessor_cache[root] = before
-        return self._predecessor_cache[root]
+    def _paths(self, untied: int | None) -> _Paths:
+        """Returns the paths along all edges, or without those that tie a submap's chain."""
+        chain = None if untied is None else int(self._chains()[self.index(untied)])
+        if chain not in self._path_cache:
+            gone = [] if untied is None else self.ties(untied)
+            edges = [e for e in self._edges if not any(e is one for one in gone)]
+            self._path_cache[chain] = _Paths(len(self.nodes), edges, self._at)
+        return self._path_cache[chain]
 
     # Bounds
 

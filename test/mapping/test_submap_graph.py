@@ -420,9 +420,9 @@ def test_a_loop_that_waits_is_forgotten_with_its_keyframes():
     along(closer, 6)
     old, new = closer.keyframes[2], closer.keyframes[-1]
     closer._unconfirmed = [Loop(old.view.id, new.view.id, IDENTITY, LOOP)]
-    assert closer._waiting() == closer._unconfirmed
+    assert closer._still_there(closer._unconfirmed) == closer._unconfirmed
     closer.keyframes.remove(old.view.id)
-    assert closer._waiting() == []
+    assert closer._still_there(closer._unconfirmed) == []
     assert old.view.id not in closer._submaps.keyframes
 
 

@@ -1,0 +1,141 @@
+"""What joins a chain to others is a hypothesis: later looks weigh against it."""
+
+import numpy as np
+import pytest
+from scipy.spatial.transform import Rotation
+from support.submaps import add_keyframe, add_submap
+
+from da3_ros.geometry.similarity import Similarity
+from da3_ros.mapping import loop_closure
+from da3_ros.mapping.alignment import Alignment, WindowAligner
+from da3_ros.mapping.loop_candidates import Loop
+from da3_ros.mapping.loop_closure import LoopClosure
+from da3_ros.mapping.map_table import OverlapView
+from da3_ros.types import View
+
+K = np.array([[20.0, 0, 14], [0, 20.0, 14], [0, 0, 1]])
+SURE = np.diag([1e-3, *[3e-4] * 3, *[1e-3] * 3]) ** 2
+VARIANCE = np.array([5e-3, 3e-3, 1e-2]) ** 2
+FIT = Similarity(1.0, np.eye(3), np.zeros(3))
+COUNT = 20  # keyframes of a chain, four in a submap
+TURN = Rotation.from_euler("y", 5, degrees=True).as_matrix()
+WRONG, RIGHT = Similarity(1.0, TURN, np.array([0.3, 0, 0])), FIT
+
+
+def begin(n):
+    """Where keyframe ``n`` was added."""
+    T = np.eye(4)
+    T[0, 3] = 0.4 * (n % COUNT)
+    return T
+
+
+def walk(closer, first):
+    """Adds a chain of keyframes along x, the first of which has the id ``first``."""
+    for n in range(first, first + COUNT):
+        T = begin(n)
+        closer.add_window(Alignment(FIT, True, 0.0, 1.0, SURE, np.zeros(3)), T[:3, 3])
+        view = View(n, n, np.zeros((28, 28, 3), np.uint8), K)
+        depth = np.full(784, 2.0)
+        add_submap(closer._submaps, n // 4, T)
+        shared = OverlapView(view, K, T, np.arange(784), depth, depth, submap=n // 4)
+        add_keyframe(closer, shared, np.random.default_rng(n).normal(size=64))
+
+
+@pytest.fixture
+def closer():
+    """Two chains, the second one unconnected to the first."""
+    out = LoopClosure()
+    walk(out, 0)
+    out.start_chain(lost=False)
+    walk(out, COUNT)
+    return out
+
+
+def looks(closer, monkeypatch, pairs, drift):
+    """Verifies loops between keyframes ``pairs`` (old, new) that measure a drift of the second
+    chain from where it began; applies what they correct. Returns whether each was to be solved."""
+    out = []
+    table = closer._submaps
+    for old, new in pairs:
+        rows = {k.view.id: k for k in closer.keyframes}
+        ends = rows[old].submap, rows[new].submap
+        S_old, S_new = (Similarity.from_pose(begin(4 * id)) for id in ends)
+        loop = Loop(
+            old, new, S_old.inverse() @ drift @ S_new, VARIANCE,
+            frozenset(range(old - 1, old + 2)), frozenset(range(new - 1, new + 2)),
+        )  # fmt: skip
+        monkeypatch.setattr(loop_closure, "measured_loop", lambda *_, found=loop: found)
+        closer.candidates._from = new, lambda _: True
+        window = [rows[old], rows[new]]
+        solves = closer._verify(rows[old], window, estimate=object(), aligner=WindowAligner())
+        if solves:
+            closer.solve(True)
+            table.correct(closer.collect(wait=True).at(table.T_map_local))
+        out.append(solves)
+    return out
+
+
+def error(closer):
+    """How far the second chain is from where it is right, seen from the first one, metres."""
+    table = closer._submaps
+    first, last = (table.submaps[k].T_map_submap for k in (0, 2 * COUNT // 4 - 1))
+    wanted = Similarity.from_pose(begin(0)).inverse() @ Similarity.from_pose(begin(2 * COUNT - 4))
+    return float(np.linalg.norm((first.inverse() @ last).t - wanted.t))
+
+
+APART = [(4, 24), (8, 28), (12, 32), (16, 36)]
+
+
+def test_two_looks_that_compare_the_same_views_are_one(closer, monkeypatch):
+    """They repeat one error."""
+    assert looks(closer, monkeypatch, [(4, 24), (5, 28), (6, 24), (4, 36)], WRONG) == [False] * 4
+
+
+def test_two_looks_apart_join(closer, monkeypatch):
+    assert looks(closer, monkeypatch, APART[:2], RIGHT) == [False, True]
+    assert error(closer) < 0.02
+    assert closer.closed == 1
+
+
+def test_a_wrong_join_is_undone_by_two_later_looks(closer, monkeypatch, caplog):
+    looks(closer, monkeypatch, APART[:2], WRONG)
+    assert error(closer) > 0.3
+    assert looks(closer, monkeypatch, APART[2:3], RIGHT) == [False]
+    assert error(closer) > 0.3  # one is not enough
+    assert looks(closer, monkeypatch, APART[3:], RIGHT) == [True]
+    assert error(closer) < 0.02
+    assert closer.undone == 1
+    assert "place in the map was wrong: 2 later looks" in caplog.text
+    assert looks(closer, monkeypatch, [(2, 38)], RIGHT) == [False]  # agrees, and goes on
+    assert len(closer._graph.ties(COUNT // 4)) >= 2
+
+
+def test_later_looks_must_agree_with_each_other(closer, monkeypatch):
+    looks(closer, monkeypatch, APART[:2], RIGHT)
+    assert looks(closer, monkeypatch, APART[2:3], WRONG) == [False]
+    assert looks(closer, monkeypatch, APART[3:], WRONG.inverse()) == [False]
+    assert error(closer) < 0.02
+    assert closer.undone == 0
+
+
+def test_and_must_not_repeat_one_error(closer, monkeypatch):
+    looks(closer, monkeypatch, APART[:2], RIGHT)
+    assert looks(closer, monkeypatch, [(12, 32), (13, 36), (12, 28)], WRONG) == [False] * 3
+    assert error(closer) < 0.02
+
+
+def test_what_many_have_joined_two_do_not_undo(closer, monkeypatch):
+    looks(closer, monkeypatch, APART, RIGHT)
+    ties = len(closer._graph.ties(COUNT // 4))
+    assert ties > 2
+    assert looks(closer, monkeypatch, [(2, 22), (6, 26)], WRONG) == [False, False]
+    assert error(closer) < 0.02
+
+
+def test_loops_within_a_chain_are_not_undone(monkeypatch):
+    """Odometry contradicts what they deny."""
+    closer = LoopClosure()
+    walk(closer, 0)
+    assert looks(closer, monkeypatch, [(2, 14), (5, 18)], WRONG) == [False, False]
+    assert closer.undone == 0
+    assert not closer._against
