@@ -195,6 +195,16 @@ class WindowEstimate:
         return cls(p.depth, p.confidence, p.T_window_camera, p.K, p.sky, p.measure)
 
 
+@dataclass(frozen=True, eq=False)
+class RefinedLoop:
+    """A window of two visits of one location, with poses by tracks."""
+
+    estimate: WindowEstimate
+    # [3] of scale, rotation, rad^2, and position, network units^2: of the second visit's first
+    # view, relative to the window's first view
+    variance: Array
+
+
 @dataclass(frozen=True)
 class MotionError:
     """Systematic error of a network's relative pose of two cameras: the same in every window.

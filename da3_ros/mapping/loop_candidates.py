@@ -19,7 +19,7 @@ from da3_ros.mapping.map_table import MapTable, OverlapView, ViewRow
 from da3_ros.mapping.pose_hint import PoseHint
 from da3_ros.mapping.resizing import Cut
 from da3_ros.mapping.submap_graph import SubmapGraph
-from da3_ros.types import Array, FloatImage, Window, WindowEstimate
+from da3_ros.types import Array, FloatImage, RefinedLoop, Window, WindowEstimate
 
 MIN_SUBMAPS_APART = 3  # submaps between the keyframes of a loop; nearer ones share windows
 MAX_CANDIDATES = 5  # most similar keyframes that are considered
@@ -211,7 +211,7 @@ def measured_loop(
     new: PlacedKeyframe,
     views: Sequence[OverlapView],
     split: int,
-    estimate: WindowEstimate,
+    seen: RefinedLoop,
     aligner: WindowAligner,
 ) -> Loop | None:
     """Returns the loop that the estimate of a window measures; None if either side does not fit,
@@ -220,7 +220,7 @@ def measured_loop(
     views: of the window. split: index of the first one of the new side. aligner: the stream's, for
     the noise of views within a window; it is not changed.
     """
-    fits = []
+    estimate, fits = seen.estimate, []
     for indices in (range(split), range(split, len(views))):
         own = copy.deepcopy(aligner)  # the stream's own must not learn from it
         own.forget_unit()
@@ -232,6 +232,7 @@ def measured_loop(
         return None
     drift = fits[0].T_local_window @ fits[1].T_local_window.inverse()
     variance = NOISE_FACTOR**2 * sum(fit_variance(f, estimate, split) for f in fits)
+    variance = variance + seen.variance * [1, 1, fits[0].T_local_window.scale ** 2]
     T_old_new = old.T_local_submap.inverse() @ drift @ new.T_local_submap
     variance = np.asarray(variance) / [1, 1, new.T_local_submap.scale**2]
     ids = [one.view.id for one in views]

@@ -51,7 +51,7 @@ from da3_ros.mapping.pose_hint import PoseHint
 from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.submap_graph import Absorbed, SubmapGraph, with_lever_arm
 from da3_ros.mapping.submap_spill import Submap
-from da3_ros.types import Array, Window, WindowEstimate
+from da3_ros.types import Array, RefinedLoop, Window, WindowEstimate
 
 log = logging.getLogger(__name__)
 
@@ -65,18 +65,22 @@ LIVE_SUBMAPS = 2  # newest submaps of which a localized camera's keyframes are k
 LOST_VARIANCE = np.array([0.7, 0.5, 1.0]) ** 2
 
 Infer = Callable[[Window], WindowEstimate | None]
-Refine = Callable[[Window, int, WindowEstimate], WindowEstimate | None]
+Refine = Callable[[Window, int, WindowEstimate], RefinedLoop | None]
 
 
 class LoopClosure(MapListener):
     """Keeps keyframes and the graph of submaps; finds, verifies and closes loops.
 
     wait_for_solver: wait for the solved graph, so that a recording always gives the same map; a
-    live node does not wait.
+    live node does not wait. doubts_joins: what joins the newest chain to others is undone if later
+    loops contradict it; else the caller judges joins.
     """
 
-    def __init__(self, submaps: MapTable | None = None, *, wait_for_solver: bool = True) -> None:
-        self.wait_for_solver = wait_for_solver
+    def __init__(
+        self, submaps: MapTable | None = None, *, wait_for_solver: bool = True,
+        doubts_joins: bool = True,
+    ) -> None:  # fmt: skip
+        self.wait_for_solver, self.doubts_joins = wait_for_solver, doubts_joins
         self.enabled = True
         self.closed = 0  # corrections by loops
         self.found, self.refused = 0, 0  # windows that verified a loop, and that verified none
@@ -358,29 +362,30 @@ class LoopClosure(MapListener):
         estimate = infer(window)
         if estimate is None:
             return
+        refined: RefinedLoop | None = RefinedLoop(estimate, np.zeros(3))
         if refine is not None:
-            estimate = refine(window, split, estimate)
-        if self._verify(old, keyframes, estimate, aligner):
+            refined = refine(window, split, estimate)
+        if self._verify(old, keyframes, refined, aligner):
             self.solve(metric)
 
     def _verify(
         self, old: ViewRow, keyframes: Sequence[ViewRow],
-        estimate: WindowEstimate | None, aligner: WindowAligner,
+        seen: RefinedLoop | None, aligner: WindowAligner,
     ) -> bool:  # fmt: skip
-        """Verifies a candidate by the estimate of its window of ``keyframes``; None: refused.
+        """Verifies a candidate by what its window of ``keyframes`` has seen; None: refused.
 
         Returns True if two loops agree, so that the graph should be solved now. aligner: the
         stream's, for the noise of views within a window; it is not changed.
         """
         new, loop = self.candidates.new, None
-        if estimate is not None:
+        if seen is not None:
             split = [k.view.id for k in keyframes].index(new.view.id)
             views = [PlacedKeyframe.of(k, self._submaps).view for k in keyframes]
             there, here = (PlacedKeyframe.of(k, self._submaps) for k in (old, new))
-            loop = measured_loop(there, here, views, split, estimate, aligner)
+            loop = measured_loop(there, here, views, split, seen, aligner)
         if loop is None or not self._agreement.is_possible(loop):
             self.refused += 1
-            return loop is not None and self._undoes_join(loop)
+            return loop is not None and self.doubts_joins and self._undoes_join(loop)
         self.found += 1
         if self._graph.index(old.submap) in self._graph.loop_partners(new.submap):
             self._add_to_graph(loop)  # two have agreed before, and it agrees with these
@@ -433,9 +438,10 @@ class LoopClosure(MapListener):
 
     def _confirms(self, other: Loop, loop: Loop) -> bool:
         """Whether two loops agree, and are two: not one error of a view that both compare."""
+        if other.new == loop.new or not self._agreement.agree(other, loop):
+            return False
         ends = (self._submaps.keyframes[id].submap for id in (loop.old, loop.new))
-        apart = other.new != loop.new if self._graph.connected(*ends) else other.is_apart(loop)
-        return apart and self._agreement.agree(other, loop)
+        return not self.doubts_joins or self._graph.connected(*ends) or other.is_apart(loop)
 
     def _join(self, loop: Loop) -> None:
         """Notes what a confirmed loop joins."""

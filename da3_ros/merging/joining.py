@@ -30,7 +30,7 @@ from da3_ros.merging.inputs import InputScene
 from da3_ros.merging.scene_components import JoinedComponents
 from da3_ros.merging.stored_alignment import NodePoses, StoredAlignment
 from da3_ros.pipeline.window_inference import without_invalid_depth
-from da3_ros.types import Window, WindowEstimate
+from da3_ros.types import RefinedLoop, Window, WindowEstimate
 
 Group = frozenset[int]  # components of all scenes that loops connect, or one component alone
 
@@ -41,7 +41,7 @@ class LoopNetwork:
 
     config: PipelineConfig
     session: Session
-    refine: Callable[[Window, int, WindowEstimate], WindowEstimate | None] | None
+    refine: Callable[[Window, int, WindowEstimate], RefinedLoop | None] | None
 
     def infer(self, window: Window) -> WindowEstimate:
         """Returns the estimate of a loop's window."""
@@ -77,7 +77,7 @@ class SceneJoiner:
         self.components = JoinedComponents(inputs)
         self.network, self._progress, self._hint = network, progress, hint
         self._submaps = MapTable()
-        self.loop_closure = LoopClosure(self._submaps)
+        self.loop_closure = LoopClosure(self._submaps, doubts_joins=False)
         self._aligner = WindowAligner()
         self._window = 0  # number of the next window
         self._refined: SeenTogether | None = None  # the newest window, if tracks refined it
@@ -154,16 +154,14 @@ class SceneJoiner:
             self._window += 1
             self._correct()
 
-    def _refine(
-        self, window: Window, split: int, estimate: WindowEstimate
-    ) -> WindowEstimate | None:
+    def _refine(self, window: Window, split: int, estimate: WindowEstimate) -> RefinedLoop | None:
         """Refines a loop's window, and notes its cameras."""
         assert self.network is not None
         assert self.network.refine is not None
         refined = self.network.refine(window, split, estimate)
         if refined is not None:
             ids = tuple(view.id for view in window.views)
-            self._refined = SeenTogether(ids, refined.T_window_camera)
+            self._refined = SeenTogether(ids, refined.estimate.T_window_camera)
         return refined
 
     def _align(self) -> None:

@@ -35,7 +35,7 @@ from da3_ros.refinement.self_calibration import NO_CHANGE
 from da3_ros.refinement.sliding_graph import SETTLED
 from da3_ros.refinement.solver_limits import SolverLimits, TimeLimit, choose_limits
 from da3_ros.refinement.tracked_view import TrackedView
-from da3_ros.types import Array, ScaleMeasurement, Window, WindowEstimate
+from da3_ros.types import Array, RefinedLoop, ScaleMeasurement, Window, WindowEstimate
 
 log = logging.getLogger(__name__)
 
@@ -180,7 +180,7 @@ class WindowRefinement:
         pixels = view.features.pixel[seen] * (shape[1] / width, shape[0] / height)
         return StoredTracks(view.track[seen], pixels.astype(np.float32))
 
-    def loop(self, window: Window, split: int, estimate: WindowEstimate) -> WindowEstimate | None:
+    def loop(self, window: Window, split: int, estimate: WindowEstimate) -> RefinedLoop | None:
         """Returns the estimate of a loop's window with poses by tracks; see ``refined_loop``."""
         estimate = self.refiner.calibrated(window, estimate)
         try:

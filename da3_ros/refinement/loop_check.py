@@ -9,19 +9,20 @@ import cv2
 import numpy as np
 
 from da3_ros.geometry.similarity import IDENTITY
+from da3_ros.refinement.bundle import SIZE
 from da3_ros.refinement.features import Features
 from da3_ros.refinement.refiner import CameraImage, RefinedWindow, WindowRefiner
 from da3_ros.refinement.solver_limits import SolverLimits
 from da3_ros.refinement.starts import EPIPOLAR_TOLERANCE
 from da3_ros.refinement.tracked_view import TrackedView, match
-from da3_ros.types import Array, Window, WindowEstimate
+from da3_ros.types import Array, RefinedLoop, Window, WindowEstimate
 
 MIN_SHARED_TRACKS = 20  # tracks that views of both visits see
 
 
 def refined_loop(
     window: Window, split: int, estimate: WindowEstimate, limits: SolverLimits, depth_noise: float
-) -> WindowEstimate | None:
+) -> RefinedLoop | None:
     """Returns the estimate of a window of two visits with poses that tracks determine.
 
     split: index of the first view of the second visit. depth_noise: usual standard deviation of
@@ -31,7 +32,13 @@ def refined_loop(
     joined = joined_by_tracks(
         window, [(views[:split], views[split:])], estimate, limits, depth_noise
     )
-    return None if joined is None else joined.estimate
+    if joined is None or joined.views.errors is None:
+        return None
+    at = SIZE * joined.views.ids.index(window.views[split].id)  # the first view is held
+    own = np.diag(joined.views.errors.covariance)[at : at + SIZE]
+    square = joined.T_local_window.scale**-2  # from local to the window's unit
+    variance = np.array([0.0, own[1:4].mean(), own[4:].mean() * square])
+    return RefinedLoop(joined.estimate, variance)
 
 
 def shows_known(features: Features, K: Array | None, others: Sequence[TrackedView]) -> bool:

@@ -67,7 +67,7 @@ def looks(closer, monkeypatch, pairs, drift):
         monkeypatch.setattr(loop_closure, "measured_loop", lambda *_, found=loop: found)
         closer.candidates._from = new, lambda _: True
         window = [rows[old], rows[new]]
-        solves = closer._verify(rows[old], window, estimate=object(), aligner=WindowAligner())
+        solves = closer._verify(rows[old], window, seen=object(), aligner=WindowAligner())
         if solves:
             closer.solve(True)
             table.correct(closer.collect(wait=True).at(table.T_map_local))

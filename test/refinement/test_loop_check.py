@@ -51,7 +51,10 @@ def test_a_true_loop_gets_the_poses_of_its_tracks(place):
     window, prediction, true = visits(place[:3], place[3:])
     refined = refined_loop(window, 3, prediction, EFFORT, 0.1)
     assert refined is not None
-    assert turn_error_deg(refined, true) < turn_error_deg(prediction, true) / 3
+    assert turn_error_deg(refined.estimate, true) < turn_error_deg(prediction, true) / 3
+    turn = np.radians(turn_error_deg(refined.estimate, true))
+    assert turn < 4 * np.sqrt(3 * refined.variance[1])
+    assert 0 < refined.variance[2] < 0.05**2
 
 
 def test_two_places_that_the_network_takes_for_one_are_no_loop(place):
