@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,9 +24,14 @@ from da3_ros.types import Array, FloatImage, RefinedLoop, Window, WindowEstimate
 
 MIN_SUBMAPS_APART = 3  # submaps between the keyframes of a loop; nearer ones share windows
 MAX_CANDIDATES = 5  # most similar keyframes that are considered
+MOST_MATCHED = 256  # most similar keyframes whose images are matched
 MIN_SIMILARITY = 0.35  # cosine of whitened descriptors of a candidate
 MAX_DISTANCE = 1.0  # distance over depth at which two keyframes can see the same surface
 MAX_ROTATION_DEG = 60.0  # rotation at which they can
+
+
+# Of a new keyframe and others: those that show the same location, the most certain first.
+Matching = Callable[[ViewRow, Sequence[ViewRow]], list[ViewRow]]
 
 
 class LoopCandidates:
@@ -71,30 +77,37 @@ class LoopCandidates:
             return self._keyframes[-1]
         return next(k for k in self._keyframes if k.view.id == self._from[0])
 
-    def next(self, hint: PoseHint | None) -> ViewRow | None:
+    def next(self, hint: PoseHint | None, matching: Matching | None = None) -> ViewRow | None:
         """Returns the keyframe to compare the new one with; None if there is none.
 
         hint: where the camera may be, in ``local``: keyframes there need not look similar.
+        matching: finds keyframes by their images, which come first.
         """
         if not self._active:
             return None
-        new, seen = self.new, 0
-        similarity = self._keyframes.similarity(new.view.id)
+        new = self.new
         least = MIN_SIMILARITY if hint is None and self._from is None else 0.0
-        similar = np.flatnonzero(similarity > least)
-        allowed = self._allowed(new, hint)
-        for i in similar[np.argsort(-similarity[similar], kind="stable")]:
-            old = self._keyframes[i]
-            if seen == MAX_CANDIDATES:
-                break
-            if not allowed(old):
-                continue
-            seen += 1
+        for old in self._best(new, least, self._allowed(new, hint), matching):
             if old.submap not in self._compared and self._can_overlap(old, new):
                 self._compared.add(old.submap)
                 return old
         self._active = False  # until there is a new keyframe
         return None
+
+    def _best(
+        self, new: ViewRow, least: float, allowed: Callable[[ViewRow], bool],
+        matching: Matching | None,
+    ) -> list[ViewRow]:  # fmt: skip
+        """Returns the best candidates: those whose images match, then those whose descriptors are
+        more similar than ``least``."""
+        similarity = self._keyframes.similarity(new.view.id)
+        order = np.argsort(-similarity, kind="stable")
+        similar = (self._keyframes[i] for i in order if similarity[i] > least)
+        best = list(itertools.islice(filter(allowed, similar), MAX_CANDIDATES))
+        if matching is None:
+            return best
+        some = filter(allowed, (self._keyframes[i] for i in order[:MOST_MATCHED]))
+        return [*matching(new, list(some))[:MAX_CANDIDATES], *best]
 
     def _allowed(self, new: ViewRow, hint: PoseHint | None) -> Callable[[ViewRow], bool]:
         """Returns what tells whether a keyframe may be compared, however similar it is."""

@@ -35,6 +35,7 @@ from da3_ros.mapping.loop_candidates import (
     Loop,
     LoopAgreement,
     LoopCandidates,
+    Matching,
     loop_window,
     measured_loop,
     placed_ends,
@@ -331,6 +332,7 @@ class LoopClosure(MapListener):
         refine: Refine | None = None,
         pose_known: bool = True,
         hint: PoseHint | None = None,
+        matching: Matching | None = None,
     ) -> None:
         """Verifies a candidate for a loop with the newest keyframe, every ``loop.every`` windows,
         or after each one for a while if the pose in the map is unknown.
@@ -339,7 +341,8 @@ class LoopClosure(MapListener):
         for a window that cannot be verified. metric: the scale is known, so that the graph does
         not change it. refine: returns the estimate of a window with poses by tracks, or None if
         too few tracks connect its parts before and after an index; not given: the network's poses
-        count. hint: where the camera may be while its pose is unknown.
+        count. hint: where the camera may be while its pose is unknown. matching: finds keyframes
+        by their images.
         """
         if not self.enabled or self._solving is not None or views < 2:
             return
@@ -347,7 +350,7 @@ class LoopClosure(MapListener):
         eager = not pose_known and self._looks < EAGER_LOOKS
         if 0 <= window_id - self._last_try < (1 if eager else config.every):
             return
-        old = self.candidates.next(None if pose_known else hint)
+        old = self.candidates.next(None if pose_known else hint, matching)
         if old is None:
             return
         self._last_try, self._looks = window_id, self._looks + 1

@@ -28,6 +28,7 @@ from da3_ros.mapping.resizing import Cut
 from da3_ros.pipeline.blind_frames import BlindFrames
 from da3_ros.pipeline.delivery import UNPLACED, PlacedWindow, report_of, tracked_frame
 from da3_ros.pipeline.keyframe_recording import KeyframeData
+from da3_ros.pipeline.place_features import PlaceFeatures
 from da3_ros.pipeline.pose_conditioning import unit_by_prior
 from da3_ros.pipeline.scene_map import SceneMap
 from da3_ros.pipeline.window_builder import ImageFormat, PreparedView, WindowBuilder
@@ -70,7 +71,8 @@ class WindowSteps(MapListener):
         self.scene_map = SceneMap(config, counters, inference.session.status().device)
         error = inference.session.motion_error or UNMEASURED
         self.odometry = WindowOdometry(config, error, counters, self.scene_map.table)
-        self.scene_map.table.listeners.append(self)
+        self.places = PlaceFeatures()
+        self.scene_map.table.listeners += [self, self.places]
         self.refinement = WindowRefinement(config, counters, limits)
         self.pose_search = PoseSearch()
         self.blind = BlindFrames(config, self.odometry, self.refinement, self.scene_map, counters)
@@ -224,6 +226,7 @@ class WindowSteps(MapListener):
                 self.odometry.aligner,
                 self.refinement.loop if self.config.refinement.enabled else None,
                 self.pose_search.hint,
+                self.places.matching if self.config.refinement.enabled else None,
             )
 
     def _deliver(

@@ -53,12 +53,12 @@ def shows_known(features: Features, K: Array | None, others: Sequence[TrackedVie
             continue
         own = other.K if K is None else K
         here, there = features.pixel[pairs[:, 0]], other.features.pixel[pairs[:, 1]]
-        if _of_one_geometry(there, other.K, here, own) >= MIN_SHARED_TRACKS:
+        if of_one_geometry(there, other.K, here, own) >= MIN_SHARED_TRACKS:
             return True
     return False
 
 
-def _of_one_geometry(first: Array, K_first: Array, second: Array, K_second: Array) -> int:
+def of_one_geometry(first: Array, K_first: Array, second: Array, K_second: Array) -> int:
     """Returns the number of matched positions [P, 2] that agree with one essential matrix."""
     try:
         E, mask = cv2.findEssentialMat(

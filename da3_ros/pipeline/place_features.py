@@ -1,0 +1,83 @@
+"""Finds keyframes that show one location, by features of their small images.
+
+The network's descriptor says little if the network is small, or was not trained on such images.
+Features say it themselves: enough of them match, with one epipolar geometry.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+
+from da3_ros.mapping.map_table import MapListener, ViewRow
+from da3_ros.refinement.features import FeatureDetector, Features
+from da3_ros.refinement.loop_check import of_one_geometry
+from da3_ros.refinement.tracked_view import match
+
+FEATURES, PIXELS = 200, 300_000  # of a keyframe; pixels of its image, at most
+FEWEST = 12  # matches of one geometry; of other rooms there are 8 at most
+KEPT = 512  # keyframes whose features are kept: 26 KB each
+NOTHING = Features((1, 1), np.zeros((0, 2)), np.zeros((0, 128), np.uint8))
+MOST_NEW = 24  # keyframes per search whose features are detected: 5 to 10 ms each
+
+
+class PlaceFeatures(MapListener):
+    """Features of the keyframes that were compared last."""
+
+    def __init__(self) -> None:
+        self._detector = FeatureDetector(FEATURES, PIXELS)
+        self._features: OrderedDict[int, Features] = OrderedDict()  # by id of the view
+        self._new = -1  # id of the keyframe that is compared, whose results are kept
+        self._found: dict[int, int] = {}
+
+    def on_clear(self) -> None:
+        """The map begins anew, with other keyframes."""
+        self._features.clear()
+        self._new, self._found = -1, {}
+
+    def matching(self, new: ViewRow, others: Sequence[ViewRow]) -> list[ViewRow]:
+        """Returns those of the others that show what a keyframe shows, the most certain first.
+
+        Some are left for the next call if many are compared for the first time.
+        """
+        if new.view.id != self._new:
+            self._new, self._found = new.view.id, {}
+        here = self._of(new)
+        left = MOST_NEW
+        for old in others:
+            id = old.view.id
+            if id in self._found:
+                continue
+            if id not in self._features:
+                if not left:
+                    continue
+                left -= 1
+            self._found[id] = self._matches(here, new, self._of(old), old)
+        here.release()
+        good = [o for o in others if self._found.get(o.view.id, 0) >= FEWEST]
+        return sorted(good, key=lambda o: -self._found[o.view.id])
+
+    def _of(self, one: ViewRow) -> Features:
+        """Returns the features of a keyframe; none if it cannot be read."""
+        id = one.view.id
+        if id in self._features:
+            self._features.move_to_end(id)
+            return self._features[id]
+        try:
+            found = self._detector(one.loaded().view.image)
+        except OSError:  # the file of a loaded scene; whoever compares it says so
+            found = NOTHING
+        self._features[id] = found
+        if len(self._features) > KEPT:
+            self._features.popitem(last=False)
+        return found
+
+    @staticmethod
+    def _matches(here: Features, new: ViewRow, there: Features, old: ViewRow) -> int:
+        pairs = match(here, there)
+        there.release()
+        if len(pairs) < FEWEST:
+            return 0
+        return of_one_geometry(there.pixel[pairs[:, 1]], old.K, here.pixel[pairs[:, 0]], new.K)
