@@ -139,3 +139,21 @@ def test_loops_within_a_chain_are_not_undone(monkeypatch):
     assert looks(closer, monkeypatch, [(2, 14), (5, 18)], WRONG) == [False, False]
     assert closer.undone == 0
     assert not closer._against
+
+
+def test_keyframes_whose_images_match_are_compared_first(closer):
+    """Their descriptors say nothing here."""
+    assert closer.candidates.next(None) is None
+    closer.candidates.restart()
+    given = []
+
+    def matching(new, others):
+        given.append((new.view.id, [o.view.id for o in others]))
+        return [o for o in others if o.view.id in (7, 12)]
+
+    found = [closer.candidates.next(None, matching) for _ in range(3)]
+    assert [f and f.view.id for f in found] == [7, 12, None]
+    newest, others = given[0]
+    assert newest == 2 * COUNT - 1
+    assert set(range(COUNT)) <= set(others)
+    assert not set(others) & set(range(newest - 8, newest + 1))  # which share windows with it

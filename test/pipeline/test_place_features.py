@@ -1,0 +1,89 @@
+"""Keyframes of one location are found by features of their images."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from da3_ros.mapping.map_table import ViewRow
+from da3_ros.pipeline import place_features
+from da3_ros.pipeline.place_features import PlaceFeatures
+from da3_ros.synthetic import SyntheticCamera
+from da3_ros.types import View
+
+SIZE = (224, 168)
+
+
+def rows(seed, first, count=6):
+    camera = SyntheticCamera(seed, SIZE, walk="loop", frames=60, rate_hz=5.0)
+    K = camera.calibration.K.copy()
+    K[:2, 2] += 0.5
+    return [
+        ViewRow(View(first + k, k, f.image), K, np.eye(4), *[np.zeros(0)] * 3)
+        for k, (_, f) in enumerate(zip(range(count), camera, strict=False))
+    ]
+
+
+@pytest.fixture(scope="module")
+def room():
+    return rows(3, 0)
+
+
+@pytest.fixture(scope="module")
+def others():
+    return [one for seed in (4, 5, 6) for one in rows(seed, 100 * seed, 3)]
+
+
+def ids(found):
+    return [one.view.id for one in found]
+
+
+def test_the_same_location_is_found_and_no_other(room, others):
+    found = PlaceFeatures().matching(room[0], [*others, *room[1:]])
+    assert set(ids(found)) <= set(ids(room[1:]))
+    assert len(found) >= 3
+    assert found[0].view.id in (1, 2)  # the most certain first
+
+
+def test_many_are_looked_at_one_after_the_other(room, others, monkeypatch):
+    monkeypatch.setattr(place_features, "MOST_NEW", 4)
+    places, detected = PlaceFeatures(), []
+    detector = places._detector
+    places._detector = lambda image: detected.append(1) or detector(image)
+    near = [*others, *room[1:]]
+    counts = []
+    for _ in range(5):
+        found = places.matching(room[0], near)
+        counts.append(len(detected))
+    assert counts[0] == 5  # its own too
+    assert counts[-1] == len(near) + 1  # each once
+    monkeypatch.undo()
+    assert ids(found) == ids(PlaceFeatures().matching(room[0], near))
+
+
+def test_few_are_kept(room, others, monkeypatch):
+    monkeypatch.setattr(place_features, "KEPT", 3)
+    places = PlaceFeatures()
+    places.matching(room[0], [*others, *room[1:]])
+    assert len(places._features) == 3
+
+
+def test_another_map_may_have_the_same_ids(room, others):
+    places = PlaceFeatures()
+    here = room[0]
+    assert places.matching(here, room[1:3])
+    renamed = [
+        dataclasses.replace(o, view=dataclasses.replace(o.view, id=k))
+        for k, o in enumerate(others[:2], 1)
+    ]
+    places.on_clear()
+    assert not places.matching(here, renamed)
+
+
+def test_what_cannot_be_read_matches_nothing(room):
+    class Lost:
+        def arrays(self, _):
+            raise OSError("gone")
+
+    lost = dataclasses.replace(room[1], file=Lost(), index=0)
+    assert ids(PlaceFeatures().matching(room[0], [lost, room[2]])) == [2]
