@@ -22,6 +22,7 @@ from da3_ros.pipeline.window_builder import PreparedView
 from da3_ros.pipeline.window_odometry import WindowOdometry
 from da3_ros.refinement.bundle import Metre
 from da3_ros.refinement.loop_check import joined_by_tracks, refined_loop, shows_known
+from da3_ros.refinement.measured_poses import SETTLED
 from da3_ros.refinement.refiner import (
     NO_DEPTH_ERROR,
     NO_TRACKS,
@@ -32,7 +33,6 @@ from da3_ros.refinement.refiner import (
     WindowRefiner,
 )
 from da3_ros.refinement.self_calibration import NO_CHANGE
-from da3_ros.refinement.sliding_graph import SETTLED
 from da3_ros.refinement.solver_limits import SolverLimits, TimeLimit, choose_limits
 from da3_ros.refinement.tracked_view import TrackedView
 from da3_ros.types import Array, RefinedLoop, ScaleMeasurement, Window, WindowEstimate

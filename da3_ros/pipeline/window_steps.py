@@ -154,10 +154,13 @@ class WindowSteps(MapListener):
         scale, depth = self.scene_map.scale, estimate.depth
         known = self._measured(window, without_invalid_depth(window, estimate))
         aligned, alignment = self.odometry.place(window, shared, known, scale.unit_of(known))
+        metre_known = self.refinement.knows_metre
         by_tracks, alignment, refined = self.refinement.run(
             window, new, aligned, alignment, self.odometry, self.scene_map.table
         )
-        if refined is None or not (refined.views.metre_is_known or refined.views.metre_is_open):
+        if refined is not None:
+            metre_known |= refined.views.metre_is_known or refined.views.metre_is_open
+        if not metre_known:
             scale.source.report_missing()
         if refined is None:
             return PlacedWindow(window, prediction, aligned, alignment, depth)

@@ -30,6 +30,7 @@ from da3_ros.refinement.bundle import (
 )
 from da3_ros.refinement.features import Features
 from da3_ros.refinement.measured_poses import (
+    SETTLED,
     UNKNOWN_METRE,
     contradicts_rig,
     is_one_frameset,
@@ -300,7 +301,7 @@ def adjusted_map(
 
     views: in the order of their ids. loops: measured relative poses, by ids. held: ids of those
     that stay; with none, poses and lengths stay as they are on average. Lengths are the distances
-    of a rig's cameras if ``metre`` is known, depths if ``by_depth``, else distances between
+    of a rig's cameras if ``metre`` is known well, depths if ``by_depth``, else distances between
     keyframes.
     """
     if len(views) < LEAST_VIEWS:
@@ -318,7 +319,7 @@ def adjusted_map(
     focal = _unknown_focal(views)
     priors = PosePriors.joined([_loose(views), loops.indexed([v.id for v in views])])
     T, pixel, use_rig = T0, MAX_PX, True
-    known_metre = replace(metre, sigma=KNOWN) if math.isfinite(metre.sigma) else metre
+    known_metre = replace(metre, sigma=KNOWN) if metre.sigma <= SETTLED else UNKNOWN_METRE
     for most, least in LIMITS:
         points = used.points(T, K)
         error = used.errors(T, K, points)

@@ -26,6 +26,7 @@ UNMEASURED = 1e3  # variances from here on mean: this axis is not measured
 # distance and of its direction; metres, at least. Rectified pairs are 1 to 2 degrees off.
 RIG_ALONG, RIG_ACROSS, RIG_FLOOR_M = 0.003, 0.03, 0.0005
 UNKNOWN_METRE = Metre(0.0, math.inf)
+SETTLED = 0.02  # standard deviation of the metre's logarithm up to which it is known well
 # Of most framesets, rad and over distance, with which a rig is declared wrongly.
 WRONG_ROTATION, WRONG_POSITION = 0.1, 0.15
 

@@ -28,6 +28,7 @@ from da3_ros.refinement.bundle import (
     adjust,
 )
 from da3_ros.refinement.measured_poses import (
+    SETTLED,
     UNKNOWN_METRE,
     can_show_metre,
     contradicts_rig,
@@ -57,9 +58,8 @@ OTHER_FOCAL = 0.01  # relative difference of focal lengths with which points mus
 MAX_LOG_SCALE = 3.0  # of a view; more is a fault
 MAX_EXTENT = 100.0  # distance between cameras of a bundle over its depth; more is a fault
 LAST_STEPS = 4  # after outliers are removed
-SETTLED = 0.02  # standard deviation of the metre's logarithm from which on older views are held
 MOST_CONTRADICTIONS = 3  # windows in a row after which a metre is not believed any more
-MOST_OPEN = 40  # windows of a chain in which they are not, because it is larger
+MOST_OPEN = 40  # windows of a chain in which all views move, while the metre is not known well
 # Standard deviation of the metre's logarithm from window to window, and by one without tracks.
 METRE_DRIFT, UNREFINED_DRIFT = 0.003, 0.02
 NEWEST = 2  # views before a new one that must match it, for its matches to count fully
@@ -153,8 +153,10 @@ class SlidingGraph:
         self.forget_metre()
 
     def take_metre(self, metre: Metre) -> None:
-        """Takes over the length of a metre in local, as the map knows it."""
-        self.metre = metre
+        """Takes over the length of a metre in local, as the map knows it; not after windows have
+        forgotten theirs, because what the map knows is of before."""
+        if math.isfinite(self.metre.sigma):
+            self.metre = metre
 
     def age_metre(self) -> None:
         """Takes over that a window was not refined: its unit is the network's word."""

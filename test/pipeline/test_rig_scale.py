@@ -7,7 +7,10 @@ import pytest
 from support.cases import long_after
 
 from da3_ros.config import config_from_parameters
+from da3_ros.pipeline import map_adjustment
 from da3_ros.pipeline.pipeline import Pipeline
+from da3_ros.refinement.measured_poses import SETTLED
+from da3_ros.scale_sources.rig import RigBaselines
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.rig import rig_mount
 from da3_ros.synthetic.truth import Noise, TruthSession
@@ -183,6 +186,30 @@ def test_tracks_measure_a_stereo_pair_that_the_network_places_wrongly(declared, 
     assert abs(np.log(ratio)) < 3 * metric[-1].scale.sigma
     assert not caplog.records
     assert pipeline.counters["rig_contradicted"] == 0
+
+
+def test_windows_and_map_share_the_metre(monkeypatch):
+    """And the network is not asked once they know it."""
+    given, asked = [], []
+
+    def adjusted(*args, **options):
+        given.append(options["metre"])
+        return adjust(*args, **options)
+
+    def measure(self, window, estimate, by_prior):
+        asked.append(window.id)
+
+    adjust = map_adjustment.adjusted_map
+    monkeypatch.setattr(map_adjustment, "adjusted_map", adjusted)
+    monkeypatch.setattr(RigBaselines, "measure", measure)
+    rig = make(0.12, "strafe", frames=12, yaw_deg=0.0, size=(224, 168))
+    pipeline, results, _ = run(rig, noise=NOISE, **TRACKED)
+    assert given[-1].sigma <= SETTLED
+    assert max(asked) < 8
+    assert any(r.scale.metric for r in results)
+    assert pipeline.refinement.knows_metre
+    pipeline.reset()
+    assert not pipeline.refinement.knows_metre
 
 
 @pytest.mark.parametrize("declared", [rig_mount(1, -0.12, 0.0), rig_mount(1, 0.12, 12.0)])

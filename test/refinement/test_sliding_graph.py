@@ -5,12 +5,11 @@ import pytest
 
 from da3_ros.refinement.bundle import Metre, PosePriors
 from da3_ros.refinement.features import Features
-from da3_ros.refinement.measured_poses import UNKNOWN_METRE
+from da3_ros.refinement.measured_poses import SETTLED, UNKNOWN_METRE
 from da3_ros.refinement.refiner import GuessedFocal
 from da3_ros.refinement.sliding_graph import (
     MOST_CONTRADICTIONS,
     MOST_OPEN,
-    SETTLED,
     SlidingGraph,
     _without_loose,
     gather,
@@ -149,6 +148,16 @@ def test_a_metre_grows_uncertain_by_windows_that_tracks_do_not_refine():
     assert graph.metre.log == 1.0
     assert graph.metre.sigma > SETTLED
     assert free_of(graph) == 9  # it is looked for again
+
+
+def test_the_map_does_not_bring_a_forgotten_metre_back():
+    graph = rig_graph()
+    graph.metre = Metre(1.0, 0.005)
+    graph.take_metre(Metre(1.1, 0.002))
+    assert graph.metre == Metre(1.1, 0.002)
+    graph.forget_metre()  # a new chain, or another focal length
+    graph.take_metre(Metre(1.1, 0.002))
+    assert graph.metre == UNKNOWN_METRE
 
 
 def test_nor_without_a_rig_that_shows_it():
