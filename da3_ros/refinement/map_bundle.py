@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import cv2
@@ -32,7 +32,9 @@ from da3_ros.refinement.features import Features
 from da3_ros.refinement.measured_poses import (
     SETTLED,
     UNKNOWN_METRE,
+    camera_groups,
     contradicts_rig,
+    is_among_others,
     is_one_frameset,
     measured_motion,
     rig_prior,
@@ -317,7 +319,8 @@ def adjusted_map(
     if free.all():
         free[0] = False
     focal = _unknown_focal(views)
-    priors = PosePriors.joined([_loose(views), loops.indexed([v.id for v in views])])
+    groups = camera_groups([v.camera for v in views], used.view, used.track)
+    priors = PosePriors.joined([_loose(views, groups), loops.indexed([v.id for v in views])])
     T, pixel, use_rig = T0, MAX_PX, True
     known_metre = replace(metre, sigma=KNOWN) if metre.sigma <= SETTLED else UNKNOWN_METRE
     for most, least in LIMITS:
@@ -403,11 +406,13 @@ def _observations(tracks: _Tracks, kept: Array, pixel: float) -> Observations:
     )  # fmt: skip
 
 
-def _loose(views: Sequence[MapView]) -> PosePriors:
+def _loose(views: Sequence[MapView], groups: Mapping[str, int]) -> PosePriors:
     """Returns the present poses from view to view, with large standard deviations, and the known
-    ones of a rig's cameras."""
+    ones of a rig's cameras. groups: see ``camera_groups``."""
+    placed = {c for c in groups if is_among_others(c, groups)}
     first, second = steps_between(
-        [v.camera for v in views], [v.measured.T_rig_camera is not None for v in views]
+        [v.camera for v in views],
+        [v.measured.T_rig_camera is not None and v.camera in placed for v in views],
     )
     T = np.array([v.T_local_camera for v in views])
     step = np.linalg.inv(T[first]) @ T[second]
@@ -426,7 +431,8 @@ def _loose(views: Sequence[MapView]) -> PosePriors:
     for k, (a, b) in enumerate(itertools.pairwise(views)):
         T_rig = measured_motion(a.measured, b.measured)
         if T_rig is not None and is_one_frameset(a.measured, b.measured):
-            rigs.append(rig_prior(k, k + 1, T_rig, RIG))
+            together = groups[a.camera] == groups[b.camera]
+            rigs.append(rig_prior(k, k + 1, T_rig, RIG, positions=together))
     return PosePriors.joined([loose, *rigs])
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+from scipy.sparse.csgraph import connected_components
 
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.refinement.bundle import RIG, ROBOT, Bundle, Metre, PosePriors, pose_prior_terms
@@ -20,6 +21,7 @@ from da3_ros.refinement.tracked_view import MeasuredPose, TrackedView
 from da3_ros.types import Array
 
 SHORTEST_M = 0.02  # a shorter distance says nothing about the unit
+FEWEST_COMMON = 12  # tracks that two cameras see, which connect them
 FEWEST_SHARED = 3  # distances that determine the unit
 UNMEASURED = 1e3  # variances from here on mean: this axis is not measured
 # Standard deviations of a declared rig's positions, over the distance of two cameras: of that
@@ -46,13 +48,18 @@ def units_per_metre(views: Sequence[TrackedView]) -> float:
 
 
 def measured_poses(
-    views: Sequence[TrackedView], units: float, noise: Mapping[int, PoseNoise], depth: float
+    views: Sequence[TrackedView],
+    units: float,
+    noise: Mapping[int, PoseNoise],
+    depth: float,
+    groups: Mapping[str, int],
 ) -> PosePriors:
     """Returns the relative poses of a window's views, by view id: those by the robot in local,
     those by the rig in metres.
 
     units: of local per metre; NaN: unknown, so that only the robot's rotations count. noise: of
-    ROBOT and RIG, as tracks have found it. depth: typical one, units of local.
+    ROBOT and RIG, as tracks have found it. depth: typical one, units of local. groups: see
+    ``camera_groups``; the rig's positions count within each.
     """
     out = [PosePriors.none()]
     ordered = sorted(views, key=lambda v: v.id)
@@ -62,7 +69,8 @@ def measured_poses(
         if T is None:
             continue
         if is_one_frameset(a.measured, b.measured):
-            out.append(rig_prior(a.id, b.id, T, noise[RIG]))
+            together = bool(groups) and groups[a.camera] == groups[b.camera]
+            out.append(rig_prior(a.id, b.id, T, noise[RIG], positions=together))
             continue
         root = _robot_root(a, b, scale, noise[ROBOT], depth)
         if not np.isfinite(units):
@@ -74,12 +82,17 @@ def measured_poses(
     return PosePriors.joined(out)
 
 
+def is_among_others(camera: str, groups: Mapping[str, int]) -> bool:
+    """Whether a camera sees what another one sees; see ``camera_groups``."""
+    return sum(group == groups.get(camera) for group in groups.values()) > 1
+
+
 def steps_between(cameras: Sequence[str], placed: Sequence[bool]) -> tuple[Array, Array]:
     """Returns the indices of pairs of views whose relative pose is taken as the network or earlier
-    windows have it: each view and the one before it; with a known rig the one before it of the
-    same camera. For what is wrong between the rig's cameras would measure the metre.
+    windows have it: each view and the one before it; where the rig says how its cameras lie, the
+    one before it of the same camera. Else what is wrong between them would measure the metre.
 
-    placed: whether the poses of the views' cameras on the rig are known.
+    placed: by view, whether rig and tracks place its camera among others.
     """
     pairs: list[tuple[int, int]] = []
     newest: dict[str, int] = {}
@@ -97,14 +110,19 @@ def is_one_frameset(a: MeasuredPose, b: MeasuredPose) -> bool:
     return a.frameset == b.frameset >= 0
 
 
-def can_show_metre(views: Sequence[MeasuredPose]) -> bool:
-    """Whether two of these views are of one frameset, by cameras that are known to lie apart."""
-    placed = [v for v in views if v.T_rig_camera is not None and v.frameset >= 0]
-    for a, b in itertools.combinations(placed, 2):
-        T = measured_motion(a, b) if is_one_frameset(a, b) else None
-        if T is not None and float(np.linalg.norm(T[:3, 3])) > RIG_FLOOR_M:
-            return True
-    return False
+def camera_groups(cameras: Sequence[str], view: Array, track: Array) -> dict[str, int]:
+    """Returns the number of each camera's group: of cameras that see the same tracks. Those of
+    other groups nobody has seen together.
+
+    cameras: of the views. view, track: [O] observations of tracks, by index of the view.
+    """
+    names = sorted(set(cameras))
+    number = np.array([names.index(c) for c in cameras], int)
+    seen = np.zeros((len(names), int(track.max(initial=-1)) + 1), bool)
+    seen[number[view], track] = True
+    common = seen.astype(np.float32) @ seen.T.astype(np.float32)
+    _, group = connected_components(common >= FEWEST_COMMON, directed=False)
+    return dict(zip(names, group.tolist(), strict=True))
 
 
 def measured_motion(a: MeasuredPose, b: MeasuredPose) -> Array | None:
@@ -116,10 +134,18 @@ def measured_motion(a: MeasuredPose, b: MeasuredPose) -> Array | None:
     return None if one is None or other is None else invert_pose(one) @ other
 
 
-def rig_prior(first: int, second: int, T: Array, noise: PoseNoise) -> PosePriors:
-    """Returns the pose ``T_first_second`` [4, 4] of two cameras of a rig as a prior, metres."""
+def rig_prior(
+    first: int, second: int, T: Array, noise: PoseNoise, *, positions: bool
+) -> PosePriors:
+    """Returns the pose ``T_first_second`` [4, 4] of two cameras of a rig as a prior, metres.
+
+    positions: whether they count, and not only rotations.
+    """
     ends = np.array([first]), np.array([second])
-    return PosePriors(*ends, T[None], _rig_root(T[:3, 3], noise)[None], np.array([RIG]))
+    root = _rig_root(T[:3, 3], noise)
+    if not positions or float(np.linalg.norm(T[:3, 3])) <= RIG_FLOOR_M:
+        root[3:] = 0.0
+    return PosePriors(*ends, T[None], root[None], np.array([RIG]))
 
 
 def _rig_root(baseline: Array, noise: PoseNoise) -> Array:
@@ -175,8 +201,7 @@ def with_metre(bundle: Bundle, known: Metre) -> Bundle:
     # Held views have the errors of earlier windows, which would be repeated.
     held = rig & ~bundle.free[p.first] & ~bundle.free[p.second]
     p, rig = p.where(~held), rig[~held]
-    baseline = np.linalg.norm(p.T_first_second[:, :3, 3], axis=1)
-    shows = rig & (baseline > RIG_FLOOR_M)
+    shows = rig & p.root[:, 3:].any(axis=(1, 2))
     bundle = replace(bundle, poses=p)
     if not shows.any():
         return without_rig_positions(bundle)
@@ -210,7 +235,7 @@ def without_rig_positions(bundle: Bundle) -> Bundle:
 def contradicts_rig(bundle: Bundle) -> bool:
     """Whether most framesets of a solved bundle have another shape than the rig."""
     p, T = bundle.poses, bundle.T_local_camera
-    rig = p.source == RIG
+    rig = (p.source == RIG) & p.root[:, 3:].any(axis=(1, 2))
     if not rig.any():
         return False
     known = p.T_first_second[rig].copy()

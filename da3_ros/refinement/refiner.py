@@ -18,7 +18,12 @@ from da3_ros.geometry.poses import nearest_rotation
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.refinement.bundle import NETWORK, PosePriors
 from da3_ros.refinement.features import FeatureDetector
-from da3_ros.refinement.measured_poses import measured_poses, steps_between, units_per_metre
+from da3_ros.refinement.measured_poses import (
+    is_among_others,
+    measured_poses,
+    steps_between,
+    units_per_metre,
+)
 from da3_ros.refinement.self_calibration import NO_CHANGE, LengthChange, SelfCalibration
 from da3_ros.refinement.sliding_graph import GraphBackup, RefinedViews, SlidingGraph
 from da3_ros.refinement.solver_limits import SolverLimits
@@ -222,8 +227,10 @@ class WindowRefiner:
         """
         at = np.argsort(ids)
         ordered = [window.views[k] for k in at]
+        groups = self.graph.camera_groups()
         first, second = steps_between(
-            [v.camera for v in ordered], [v.T_rig_camera is not None for v in ordered]
+            [v.camera for v in ordered],
+            [v.T_rig_camera is not None and is_among_others(v.camera, groups) for v in ordered],
         )
         T = np.array([S.pose(estimate.T_window_camera[k]) for k in at])
         step, pairs = np.linalg.inv(T[first]) @ T[second], len(first)
@@ -240,7 +247,7 @@ class WindowRefiner:
         metre = self.graph.metre
         known = math.isfinite(metre.sigma)
         units = math.exp(metre.log) if known else units_per_metre(older[-RECENT:])
-        return PosePriors.joined([network, measured_poses(views, units, noise, depth)])
+        return PosePriors.joined([network, measured_poses(views, units, noise, depth, groups)])
 
     def _refined(
         self, window: Window, estimate: WindowEstimate, S: Similarity, factors: FloatImage

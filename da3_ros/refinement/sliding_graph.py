@@ -17,6 +17,7 @@ import numpy as np
 
 from da3_ros.refinement.bundle import (
     POSITION,
+    RIG,
     ROTATION,
     SCALE,
     SIZE,
@@ -30,7 +31,7 @@ from da3_ros.refinement.bundle import (
 from da3_ros.refinement.measured_poses import (
     SETTLED,
     UNKNOWN_METRE,
-    can_show_metre,
+    camera_groups,
     contradicts_rig,
     with_metre,
     without_rig_positions,
@@ -126,6 +127,7 @@ class SlidingGraph:
         self.noise = TrackNoise()
         self.metre = UNKNOWN_METRE  # by the rig, in local
         self.rig_contradicted = False  # by the tracks of the newest window
+        self._shows_metre = False  # whether the rig's positions count in it
         self._contradictions = 0  # windows in a row
         self._open = MOST_OPEN  # windows that may still look for the metre with all views free
         self._corrections = 0
@@ -236,6 +238,8 @@ class SlidingGraph:
         One of several new views is enough: the others follow it by ``priors``, relative poses by
         view id. Raises LinAlgError if the solution diverges.
         """
+        rig = priors.source == RIG
+        self._shows_metre = bool(priors.root[rig, 3:].any())
         used, free = self._chosen(new)
         views, priors = [self.views[i] for i in used], priors.indexed(used)
         mine = np.array([k for k, i in enumerate(used) if i in new and free[k]], int)
@@ -350,9 +354,18 @@ class SlidingGraph:
     def _metre_is_open(self) -> bool:
         """Whether a rig could show the metre, and has not yet: then older views of the rig, held
         where the network has put them, would say how far its cameras are apart."""
-        if self._open <= 0 or self.metre.sigma <= SETTLED:
-            return False
-        return can_show_metre([v.measured for v in self.views.values()])
+        return self._shows_metre and self._open > 0 and self.metre.sigma > SETTLED
+
+    def camera_groups(self) -> dict[str, int]:
+        """Returns the groups of cameras that see the same tracks; see there. None of one camera."""
+        views = list(self.views.values())
+        if all(v.camera == views[0].camera for v in views):
+            return {}
+        view = np.repeat(np.arange(len(views)), [len(v.track) for v in views])
+        track = np.concatenate([np.zeros(0, int), *(v.track for v in views)])
+        seen = track >= 0
+        _, number = np.unique(track[seen], return_inverse=True)
+        return camera_groups([v.camera for v in views], view[seen], number)
 
     def _in_turn(self, ids: Sequence[int]) -> list[int]:
         """Returns views ordered by camera in turn: those of a rig may look apart, and a camera

@@ -98,22 +98,23 @@ def test_a_restored_graph_is_what_it_was():
     assert graph.metre == UNKNOWN_METRE
 
 
-def in_rig(id, frameset, camera, known=True, baseline=0.1):
+def in_rig(id, frameset, camera):
     T = np.eye(4)
-    T[0, 3] = baseline * (camera == "right")
+    T[0, 3] = 0.1 * (camera == "right")
     out = view(id, range(40))
     out.camera = camera
-    out.measured = MeasuredPose(T_rig_camera=T if known else None, frameset=frameset)
+    out.measured = MeasuredPose(T_rig_camera=T, frameset=frameset)
     return out
 
 
-def rig_graph(**values):
+def rig_graph():
     graph = SlidingGraph(300, 8)
     graph.views = {
-        2 * k + c: in_rig(2 * k + c, k, name, **values)
+        2 * k + c: in_rig(2 * k + c, k, name)
         for k in range(5)
         for c, name in enumerate(("left", "right"))
     }
+    graph._shows_metre = True
     return graph
 
 
@@ -161,12 +162,20 @@ def test_the_map_does_not_bring_a_forgotten_metre_back():
 
 
 def test_nor_without_a_rig_that_shows_it():
-    assert free_of(rig_graph(known=False)) == 4
-    apart = rig_graph()
-    for id, one in apart.views.items():
-        one.measured = MeasuredPose(T_rig_camera=np.eye(4), frameset=id)
-    assert free_of(apart) == 4
-    assert free_of(rig_graph(baseline=0.0)) == 4
+    graph = rig_graph()
+    graph._shows_metre = False
+    assert free_of(graph) == 4
+
+
+def test_cameras_of_a_graph_that_see_the_same_are_a_group():
+    graph = rig_graph()
+    assert len(set(graph.camera_groups().values())) == 1
+    for one in graph.views.values():
+        if one.camera == "right":
+            one.track = one.track + 1000
+    assert len(set(graph.camera_groups().values())) == 2
+    graph.views = {0: graph.views[0]}
+    assert graph.camera_groups() == {}
 
 
 def test_a_metre_that_tracks_contradict_again_and_again_is_not_believed(monkeypatch):
