@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import cv2
@@ -30,15 +30,14 @@ from da3_ros.refinement.bundle import (
 )
 from da3_ros.refinement.features import Features
 from da3_ros.refinement.measured_poses import (
+    KNOWN,
     SETTLED,
     UNKNOWN_METRE,
-    camera_groups,
+    are_connected,
     contradicts_rig,
-    is_among_others,
     is_one_frameset,
     measured_motion,
     rig_prior,
-    steps_between,
     with_metre,
     without_rig_positions,
 )
@@ -71,7 +70,6 @@ LOOSE_DEPTH = 0.003  # the same over depth, at least
 RIG_ROTATION, RIG_DEPTH = 0.002, 0.005  # of views of one frameset: rad; position over depth
 RIG = PoseNoise(RIG_ROTATION, 0.0)  # the same of a rig whose poses are known
 LEAST_SIGMA = 0.002  # standard deviation of the logarithm of a metre that is found
-KNOWN = 1e-4  # standard deviation of the logarithm of a metre that is kept
 RIGHT = 0.8  # share of the observations that are right, of tracks that only judge
 # Factor on their error, and pixels more, from which on an adjustment is refused.
 WORSE, WORSE_PX = 1.05, 0.02
@@ -319,10 +317,10 @@ def adjusted_map(
     if free.all():
         free[0] = False
     focal = _unknown_focal(views)
-    groups = camera_groups([v.camera for v in views], used.view, used.track)
-    priors = PosePriors.joined([_loose(views, groups), loops.indexed([v.id for v in views])])
-    T, pixel, use_rig = T0, MAX_PX, True
     known_metre = replace(metre, sigma=KNOWN) if metre.sigma <= SETTLED else UNKNOWN_METRE
+    shows_metre = are_connected([v.camera for v in views], used.view, used.track)
+    priors = PosePriors.joined([_loose(views), loops.indexed([v.id for v in views])])
+    T, pixel, use_rig = T0, MAX_PX, True
     for most, least in LIMITS:
         points = used.points(T, K)
         error = used.errors(T, K, points)
@@ -350,10 +348,10 @@ def adjusted_map(
     before, after = (_typical_error(judges, t, k) for t, k in ((T0, K0), (T, K)))
     if not after < WORSE * before + WORSE_PX:
         return None
-    found = solved.metre()
+    found = solved.metre() if shows_metre else None
     if not len(held):  # they are where they were, on average
         scale = None
-        if found is not None and known_metre.sigma == KNOWN:
+        if use_rig and known_metre.sigma == KNOWN and solved.metre() is not None:
             scale = 1.0
         elif by_depth:
             growth = _depth_growth(views, used, kept, T, done.points)[seen]
@@ -406,33 +404,28 @@ def _observations(tracks: _Tracks, kept: Array, pixel: float) -> Observations:
     )  # fmt: skip
 
 
-def _loose(views: Sequence[MapView], groups: Mapping[str, int]) -> PosePriors:
+def _loose(views: Sequence[MapView]) -> PosePriors:
     """Returns the present poses from view to view, with large standard deviations, and the known
-    ones of a rig's cameras. groups: see ``camera_groups``."""
-    placed = {c for c in groups if is_among_others(c, groups)}
-    first, second = steps_between(
-        [v.camera for v in views],
-        [v.measured.T_rig_camera is not None and v.camera in placed for v in views],
-    )
+    ones of a rig's cameras."""
     T = np.array([v.T_local_camera for v in views])
-    step = np.linalg.inv(T[first]) @ T[second]
+    step = np.linalg.inv(T[:-1]) @ T[1:]
     depth = np.array([v.depth for v in views])
     known = depth[np.isfinite(depth)]
-    depth = np.where(np.isfinite(depth), depth, np.median(known) if len(known) else 1.0)[first]
+    depth = np.where(np.isfinite(depth), depth, np.median(known) if len(known) else 1.0)[:-1]
     length = np.linalg.norm(step[:, :3, 3], axis=1)
+    index = np.arange(len(views))
     rotation = np.full(len(step), LOOSE_ROTATION)
     position = LOOSE_POSITION * length + LOOSE_DEPTH * depth
-    for k, (i, j) in enumerate(zip(first.tolist(), second.tolist(), strict=True)):
-        a, b = views[i], views[j]
-        if a.camera != b.camera and is_one_frameset(a.measured, b.measured):
-            rotation[k], position[k] = RIG_ROTATION, RIG_DEPTH * depth[k]
-    loose = PosePriors.isotropic(first, second, step, rotation, position, NETWORK)
     rigs = []
     for k, (a, b) in enumerate(itertools.pairwise(views)):
+        if a.camera == b.camera or not is_one_frameset(a.measured, b.measured):
+            continue
+        rotation[k], position[k] = RIG_ROTATION, RIG_DEPTH * depth[k]
         T_rig = measured_motion(a.measured, b.measured)
-        if T_rig is not None and is_one_frameset(a.measured, b.measured):
-            together = groups[a.camera] == groups[b.camera]
-            rigs.append(rig_prior(k, k + 1, T_rig, RIG, positions=together))
+        if T_rig is not None:
+            rigs.append(rig_prior(k, k + 1, T_rig, RIG))
+            rotation[k] = position[k] = np.inf
+    loose = PosePriors.isotropic(index[:-1], index[1:], step, rotation, position, NETWORK)
     return PosePriors.joined([loose, *rigs])
 
 

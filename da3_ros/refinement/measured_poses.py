@@ -21,13 +21,14 @@ from da3_ros.refinement.tracked_view import MeasuredPose, TrackedView
 from da3_ros.types import Array
 
 SHORTEST_M = 0.02  # a shorter distance says nothing about the unit
-FEWEST_COMMON = 12  # tracks that two cameras see, which connect them
+FEWEST_COMMON = 30  # tracks that two cameras see, which connect them
 FEWEST_SHARED = 3  # distances that determine the unit
 UNMEASURED = 1e3  # variances from here on mean: this axis is not measured
 # Standard deviations of a declared rig's positions, over the distance of two cameras: of that
 # distance and of its direction; metres, at least. Rectified pairs are 1 to 2 degrees off.
 RIG_ALONG, RIG_ACROSS, RIG_FLOOR_M = 0.003, 0.03, 0.0005
 UNKNOWN_METRE = Metre(0.0, math.inf)
+KNOWN = 1e-4  # standard deviation of the logarithm of a metre that is kept
 SETTLED = 0.02  # standard deviation of the metre's logarithm up to which it is known well
 # Of most framesets, rad and over distance, with which a rig is declared wrongly.
 WRONG_ROTATION, WRONG_POSITION = 0.1, 0.15
@@ -48,18 +49,13 @@ def units_per_metre(views: Sequence[TrackedView]) -> float:
 
 
 def measured_poses(
-    views: Sequence[TrackedView],
-    units: float,
-    noise: Mapping[int, PoseNoise],
-    depth: float,
-    groups: Mapping[str, int],
+    views: Sequence[TrackedView], units: float, noise: Mapping[int, PoseNoise], depth: float
 ) -> PosePriors:
     """Returns the relative poses of a window's views, by view id: those by the robot in local,
     those by the rig in metres.
 
     units: of local per metre; NaN: unknown, so that only the robot's rotations count. noise: of
-    ROBOT and RIG, as tracks have found it. depth: typical one, units of local. groups: see
-    ``camera_groups``; the rig's positions count within each.
+    ROBOT and RIG, as tracks have found it. depth: typical one, units of local.
     """
     out = [PosePriors.none()]
     ordered = sorted(views, key=lambda v: v.id)
@@ -69,8 +65,7 @@ def measured_poses(
         if T is None:
             continue
         if is_one_frameset(a.measured, b.measured):
-            together = bool(groups) and groups[a.camera] == groups[b.camera]
-            out.append(rig_prior(a.id, b.id, T, noise[RIG], positions=together))
+            out.append(rig_prior(a.id, b.id, T, noise[RIG]))
             continue
         root = _robot_root(a, b, scale, noise[ROBOT], depth)
         if not np.isfinite(units):
@@ -82,37 +77,13 @@ def measured_poses(
     return PosePriors.joined(out)
 
 
-def is_among_others(camera: str, groups: Mapping[str, int]) -> bool:
-    """Whether a camera sees what another one sees; see ``camera_groups``."""
-    return sum(group == groups.get(camera) for group in groups.values()) > 1
-
-
-def steps_between(cameras: Sequence[str], placed: Sequence[bool]) -> tuple[Array, Array]:
-    """Returns the indices of pairs of views whose relative pose is taken as the network or earlier
-    windows have it: each view and the one before it; where the rig says how its cameras lie, the
-    one before it of the same camera. Else what is wrong between them would measure the metre.
-
-    placed: by view, whether rig and tracks place its camera among others.
-    """
-    pairs: list[tuple[int, int]] = []
-    newest: dict[str, int] = {}
-    for k, (camera, known) in enumerate(zip(cameras, placed, strict=True)):
-        before = newest.get(camera, -1) if known else k - 1
-        if before >= 0:
-            pairs.append((before, k))
-        newest[camera] = k
-    first, second = np.array(pairs, int).reshape(-1, 2).T
-    return first, second
-
-
 def is_one_frameset(a: MeasuredPose, b: MeasuredPose) -> bool:
     """Whether two cameras of a rig took these views together."""
     return a.frameset == b.frameset >= 0
 
 
-def camera_groups(cameras: Sequence[str], view: Array, track: Array) -> dict[str, int]:
-    """Returns the number of each camera's group: of cameras that see the same tracks. Those of
-    other groups nobody has seen together.
+def are_connected(cameras: Sequence[str], view: Array, track: Array) -> bool:
+    """Whether tracks connect all cameras, so that they show how far these are apart.
 
     cameras: of the views. view, track: [O] observations of tracks, by index of the view.
     """
@@ -121,8 +92,7 @@ def camera_groups(cameras: Sequence[str], view: Array, track: Array) -> dict[str
     seen = np.zeros((len(names), int(track.max(initial=-1)) + 1), bool)
     seen[number[view], track] = True
     common = seen.astype(np.float32) @ seen.T.astype(np.float32)
-    _, group = connected_components(common >= FEWEST_COMMON, directed=False)
-    return dict(zip(names, group.tolist(), strict=True))
+    return bool(connected_components(common >= FEWEST_COMMON, directed=False)[0] == 1)
 
 
 def measured_motion(a: MeasuredPose, b: MeasuredPose) -> Array | None:
@@ -134,16 +104,12 @@ def measured_motion(a: MeasuredPose, b: MeasuredPose) -> Array | None:
     return None if one is None or other is None else invert_pose(one) @ other
 
 
-def rig_prior(
-    first: int, second: int, T: Array, noise: PoseNoise, *, positions: bool
-) -> PosePriors:
-    """Returns the pose ``T_first_second`` [4, 4] of two cameras of a rig as a prior, metres.
-
-    positions: whether they count, and not only rotations.
-    """
+def rig_prior(first: int, second: int, T: Array, noise: PoseNoise) -> PosePriors:
+    """Returns the pose ``T_first_second`` [4, 4] of two cameras of a rig as a prior, metres; of
+    cameras at one position, which show no metre, only the rotation."""
     ends = np.array([first]), np.array([second])
     root = _rig_root(T[:3, 3], noise)
-    if not positions or float(np.linalg.norm(T[:3, 3])) <= RIG_FLOOR_M:
+    if float(np.linalg.norm(T[:3, 3])) <= RIG_FLOOR_M:
         root[3:] = 0.0
     return PosePriors(*ends, T[None], root[None], np.array([RIG]))
 

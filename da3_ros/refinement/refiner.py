@@ -18,12 +18,7 @@ from da3_ros.geometry.poses import nearest_rotation
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.refinement.bundle import NETWORK, PosePriors
 from da3_ros.refinement.features import FeatureDetector
-from da3_ros.refinement.measured_poses import (
-    is_among_others,
-    measured_poses,
-    steps_between,
-    units_per_metre,
-)
+from da3_ros.refinement.measured_poses import measured_poses, units_per_metre
 from da3_ros.refinement.self_calibration import NO_CHANGE, LengthChange, SelfCalibration
 from da3_ros.refinement.sliding_graph import GraphBackup, RefinedViews, SlidingGraph
 from da3_ros.refinement.solver_limits import SolverLimits
@@ -153,7 +148,7 @@ class WindowRefiner:
             if view.own_K:
                 self.graph.set_guessed_K(view)
             found += self.graph.add(view, ids[:k])
-        priors = self._pose_priors(window, ids, estimate, S)
+        priors = self._pose_priors(ids, len(images), estimate, S)
         done = self.graph.refine(ids[count:], priors)
         if done is None:
             self.graph.age_metre()
@@ -218,36 +213,31 @@ class WindowRefiner:
         )  # fmt: skip
 
     def _pose_priors(
-        self, window: Window, ids: list[int], estimate: WindowEstimate, S: Similarity
+        self, ids: list[int], new: int, estimate: WindowEstimate, S: Similarity
     ) -> PosePriors:
         """Returns the motions from view to view, in the order of views' ids: by the network, and
         by robot and rig if they know any.
 
-        ids: of the window's views.
+        ids: of the window's views, the last ``new`` of which were not refined before.
         """
-        at = np.argsort(ids)
-        ordered = [window.views[k] for k in at]
-        groups = self.graph.camera_groups()
-        first, second = steps_between(
-            [v.camera for v in ordered],
-            [v.T_rig_camera is not None and is_among_others(v.camera, groups) for v in ordered],
-        )
-        T = np.array([S.pose(estimate.T_window_camera[k]) for k in at])
-        step, pairs = np.linalg.inv(T[first]) @ T[second], len(first)
+        order = np.argsort(ids)
+        T = np.array([S.pose(estimate.T_window_camera[k]) for k in order])
+        pairs = len(ids) - 1
+        step = np.linalg.inv(T[:-1]) @ T[1:] if pairs else np.zeros((0, 4, 4))
         finite = estimate.depth[np.isfinite(estimate.depth)]
         depth = S.scale * float(np.median(finite)) if len(finite) else 1.0
         noise = self.graph.noise.poses
         rotation, position = noise[NETWORK].rotation, noise[NETWORK].position * depth
         network = PosePriors.isotropic(
-            np.array(ids)[at[first]], np.array(ids)[at[second]], step,
+            np.array(ids)[order[:-1]], np.array(ids)[order[1:]], step,
             np.full(pairs, rotation), np.full(pairs, position), NETWORK,
         )  # fmt: skip
         views = [self.graph.views[i] for i in ids if i in self.graph.views]
-        older = [v for i, v in self.graph.views.items() if i not in ids[len(ids) - window.new :]]
+        older = [v for i, v in self.graph.views.items() if i not in ids[len(ids) - new :]]
         metre = self.graph.metre
         known = math.isfinite(metre.sigma)
         units = math.exp(metre.log) if known else units_per_metre(older[-RECENT:])
-        return PosePriors.joined([network, measured_poses(views, units, noise, depth, groups)])
+        return PosePriors.joined([network, measured_poses(views, units, noise, depth)])
 
     def _refined(
         self, window: Window, estimate: WindowEstimate, S: Similarity, factors: FloatImage

@@ -31,7 +31,7 @@ from da3_ros.refinement.bundle import (
 from da3_ros.refinement.measured_poses import (
     SETTLED,
     UNKNOWN_METRE,
-    camera_groups,
+    are_connected,
     contradicts_rig,
     with_metre,
     without_rig_positions,
@@ -59,7 +59,7 @@ OTHER_FOCAL = 0.01  # relative difference of focal lengths with which points mus
 MAX_LOG_SCALE = 3.0  # of a view; more is a fault
 MAX_EXTENT = 100.0  # distance between cameras of a bundle over its depth; more is a fault
 LAST_STEPS = 4  # after outliers are removed
-MOST_CONTRADICTIONS = 3  # windows in a row after which a metre is not believed any more
+MOST_CONTRADICTIONS = 10  # windows in a row after which a metre is not believed any more
 MOST_OPEN = 40  # windows of a chain in which all views move, while the metre is not known well
 # Standard deviation of the metre's logarithm from window to window, and by one without tracks.
 METRE_DRIFT, UNREFINED_DRIFT = 0.003, 0.02
@@ -127,7 +127,7 @@ class SlidingGraph:
         self.noise = TrackNoise()
         self.metre = UNKNOWN_METRE  # by the rig, in local
         self.rig_contradicted = False  # by the tracks of the newest window
-        self._shows_metre = False  # whether the rig's positions count in it
+        self._has_rig = False  # whether a rig's positions count in it
         self._contradictions = 0  # windows in a row
         self._open = MOST_OPEN  # windows that may still look for the metre with all views free
         self._corrections = 0
@@ -239,7 +239,7 @@ class SlidingGraph:
         view id. Raises LinAlgError if the solution diverges.
         """
         rig = priors.source == RIG
-        self._shows_metre = bool(priors.root[rig, 3:].any())
+        self._has_rig = bool(priors.root[rig, 3:].any())
         used, free = self._chosen(new)
         views, priors = [self.views[i] for i in used], priors.indexed(used)
         mine = np.array([k for k, i in enumerate(used) if i in new and free[k]], int)
@@ -257,6 +257,7 @@ class SlidingGraph:
         bundle = with_metre(self.bundle(views, free, ids, observations, priors), self.metre)
         done, bad = self._solve(bundle)
         self.rig_contradicted = False
+        connected = self._are_connected()
         if bundle.metre_prior is not None:
             self.note_rig(contradicted=contradicts_rig(done.bundle))
             if self.rig_contradicted:
@@ -267,9 +268,9 @@ class SlidingGraph:
             raise np.linalg.LinAlgError("the solution diverged")
         self._apply(views, ids, observations, done, bad)
         self.noise.add(done, seen, [used.index(i) for i in new if i in used])
-        metre = done.metre()
-        if metre is not None:
-            self.metre = replace(metre, sigma=math.hypot(metre.sigma, METRE_DRIFT))
+        found = done.metre()
+        if found is not None:
+            self.metre = replace(found, sigma=math.hypot(found.sigma, METRE_DRIFT))
         return RefinedViews(
             [i for i, f in zip(used, done.bundle.free, strict=True) if f],
             [i for i, f in zip(used, done.bundle.free, strict=True) if not f],
@@ -278,8 +279,10 @@ class SlidingGraph:
             _errors_in_local(done),
             len(ids),
             float(np.sqrt(np.mean(np.minimum(done.reprojection, 10.0) ** 2))),
-            metre,
-            self.rig_contradicted or self._metre_is_open(),
+            # Where no tracks connect the cameras, the network's poses say how far they are apart:
+            # that holds them together, but is no measurement.
+            found if connected else None,
+            self.rig_contradicted or (connected and self._metre_is_open()),
         )
 
     def residuals(self, id: int) -> tuple[Array, Array, Array]:
@@ -354,18 +357,18 @@ class SlidingGraph:
     def _metre_is_open(self) -> bool:
         """Whether a rig could show the metre, and has not yet: then older views of the rig, held
         where the network has put them, would say how far its cameras are apart."""
-        return self._shows_metre and self._open > 0 and self.metre.sigma > SETTLED
+        return self._has_rig and self._open > 0 and self.metre.sigma > SETTLED
 
-    def camera_groups(self) -> dict[str, int]:
-        """Returns the groups of cameras that see the same tracks; see there. None of one camera."""
+    def _are_connected(self) -> bool:
+        """Whether tracks connect several cameras; see ``are_connected``."""
         views = list(self.views.values())
         if all(v.camera == views[0].camera for v in views):
-            return {}
+            return False
         view = np.repeat(np.arange(len(views)), [len(v.track) for v in views])
-        track = np.concatenate([np.zeros(0, int), *(v.track for v in views)])
+        track = np.concatenate([v.track for v in views])
         seen = track >= 0
         _, number = np.unique(track[seen], return_inverse=True)
-        return camera_groups([v.camera for v in views], view[seen], number)
+        return are_connected([v.camera for v in views], view[seen], number)
 
     def _in_turn(self, ids: Sequence[int]) -> list[int]:
         """Returns views ordered by camera in turn: those of a rig may look apart, and a camera

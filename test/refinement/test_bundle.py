@@ -22,7 +22,7 @@ def with_rig(bundle, T, metre=0.5, sigma=0.2, start=0.4):
     for k in range(0, len(T) - 1, 2):
         T_pair = np.linalg.inv(T[k]) @ T[k + 1]
         T_pair[:3, 3] /= metre
-        priors.append(rig_prior(k, k + 1, T_pair, PoseNoise(0.002, 0.0), positions=True))
+        priors.append(rig_prior(k, k + 1, T_pair, PoseNoise(0.002, 0.0)))
     poses = PosePriors.joined([bundle.poses, *priors])
     root = poses.root.copy()
     root[poses.source == RIG, 3:] /= start

@@ -12,10 +12,8 @@ from da3_ros.refinement.features import Features
 from da3_ros.refinement.measured_poses import (
     RIG_ACROSS,
     RIG_ALONG,
-    camera_groups,
-    is_among_others,
+    are_connected,
     measured_poses,
-    steps_between,
     units_per_metre,
 )
 from da3_ros.refinement.track_noise import PoseNoise
@@ -23,7 +21,6 @@ from da3_ros.refinement.tracked_view import MeasuredPose, TrackedView
 
 NOISE = PoseNoise(rotation=0.001, position=0.0005)
 BOTH = {ROBOT: NOISE, RIG: PoseNoise(rotation=0.002, position=0.0)}
-GROUPS = {"": 0}
 NO_FEATURES = Features((10, 10), np.zeros((0, 2)), np.zeros((0, 128), np.uint8))
 
 
@@ -73,7 +70,7 @@ def test_the_unit_of_few_or_short_distances_is_unknown(views):
 def test_the_growth_of_the_variance_is_that_of_the_motion():
     variance = np.array([0.01, 0.04, 0.09, 1e-4, 4e-4, 9e-4])
     views = by_robot([variance, 2 * variance])
-    prior = measured_poses(views, 2.0, BOTH, depth=4.0, groups=GROUPS)
+    prior = measured_poses(views, 2.0, BOTH, depth=4.0)
     assert prior.source.tolist() == [ROBOT]
     first, second = (v.measured.T_prior_camera[:3, :3] for v in views)
     rotation, position = sigmas(prior.root[0], first, second)
@@ -85,7 +82,7 @@ def test_the_growth_of_the_variance_is_that_of_the_motion():
 
 @pytest.mark.parametrize("variance", [None, np.zeros(6), np.full(6, 0.01), np.full(6, np.nan)])
 def test_a_variance_that_does_not_grow_is_unknown(variance):
-    prior = measured_poses(by_robot([variance, variance]), 2.0, BOTH, depth=4.0, groups=GROUPS)
+    prior = measured_poses(by_robot([variance, variance]), 2.0, BOTH, depth=4.0)
     rotation, position = sigmas(prior.root[0])
     np.testing.assert_allclose(rotation, 0.001, rtol=1e-6)
     np.testing.assert_allclose(position, 0.0005 * 4, rtol=1e-6)
@@ -95,7 +92,7 @@ def test_an_axis_that_the_robot_does_not_measure_counts_nothing():
     variance = np.array([1e-6, 1e-6, 1e6, 1e6, 1e6, 1e-8])
     views = by_robot([variance, 2 * variance])
     first, second = (v.measured.T_prior_camera[:3, :3] for v in views)
-    root = measured_poses(views, 2.0, BOTH, depth=4.0, groups=GROUPS).root[0]
+    root = measured_poses(views, 2.0, BOTH, depth=4.0).root[0]
     rotation, position = sigmas(root, first, second)
     assert rotation[:2].min() > 100 > rotation[2]
     assert position[2] > 100 > position[0]
@@ -103,15 +100,13 @@ def test_an_axis_that_the_robot_does_not_measure_counts_nothing():
 
 def test_a_robot_is_not_believed_more_than_tracks_have_confirmed():
     tiny = np.full(6, 1e-12)
-    rotation, position = sigmas(
-        measured_poses(by_robot([tiny, 2 * tiny]), 2.0, BOTH, 4.0, GROUPS).root[0]
-    )
+    rotation, position = sigmas(measured_poses(by_robot([tiny, 2 * tiny]), 2.0, BOTH, 4.0).root[0])
     np.testing.assert_allclose(rotation, 0.001, rtol=1e-6)
     np.testing.assert_allclose(position, 0.002, rtol=1e-6)
 
 
 def test_without_a_unit_only_rotations_count():
-    root = measured_poses(by_robot([None, None]), np.nan, BOTH, depth=4.0, groups=GROUPS).root[0]
+    root = measured_poses(by_robot([None, None]), np.nan, BOTH, depth=4.0).root[0]
     assert root[:3, :3].any()
     assert not root[3:].any()
 
@@ -123,16 +118,10 @@ def test_cameras_of_one_frameset_are_held_by_the_rig():
         view(1, np.eye(4), T_rig_camera=right, T_prior_camera=at(9.0), frameset=7),
         view(2, np.eye(4), T_rig_camera=left, frameset=8),
     ]
-    prior = measured_poses(views, 1.0, BOTH, depth=4.0, groups=GROUPS)
+    prior = measured_poses(views, 1.0, BOTH, depth=4.0)
     assert prior.source.tolist() == [RIG]
     assert (prior.first.tolist(), prior.second.tolist()) == ([0], [1])
     np.testing.assert_allclose(prior.T_first_second[0], invert_pose(left) @ right)
-    apart = measured_poses(
-        [dataclasses.replace(v, camera=name) for v, name in zip(views, "abc", strict=True)],
-        1.0, BOTH, 4.0, {"a": 0, "b": 1, "c": 2},
-    )  # fmt: skip
-    assert not apart.root[0][3:].any()  # no track says how far they are apart
-    assert apart.root[0][:3, :3].any()
     rotation, position = sigmas(prior.root[0])
     np.testing.assert_allclose(rotation, 0.002)
     ahead = prior.T_first_second[0, :3, 3] / 0.3
@@ -140,37 +129,19 @@ def test_cameras_of_one_frameset_are_held_by_the_rig():
     np.testing.assert_allclose(position, 0.3 * np.array([RIG_ALONG, RIG_ACROSS, RIG_ACROSS]))
 
 
-@pytest.mark.parametrize(
-    ("placed", "pairs"),
-    [
-        ([False] * 5, [(0, 1), (1, 2), (2, 3), (3, 4)]),
-        ([True] * 5, [(0, 2), (1, 3), (2, 4)]),  # a rig's cameras lie as it says
-    ],
-)
-def test_motions_of_a_known_rig_are_those_of_each_camera(placed, pairs):
-    first, second = steps_between(["a", "b", "a", "b", "a"], placed)
-    assert list(zip(first.tolist(), second.tolist(), strict=True)) == pairs
-
-
-def test_cameras_that_see_the_same_tracks_are_a_group():
-    cameras = ["a", "b", "c", "d", "a"]
-    shared = [(0, range(20)), (1, range(10, 30)), (2, range(25, 60)), (3, range(5, 10)),
-              (4, range(100, 120)), (3, range(100, 108))]  # fmt: skip
+@pytest.mark.parametrize(("last", "connected"), [(30, True), (29, False)])
+def test_tracks_connect_cameras(last, connected):
+    """Of all views together; and through a third camera."""
+    shared = [(0, range(100)), (1, range(60, 75)), (4, range(75, 90)), (2, range(200, 260)),
+              (3, range(230, 230 + last)), (4, range(900, 930))]  # fmt: skip
+    cameras = ["a", "b", "c", "b", "b"]
     view = np.concatenate([np.full(len(t), v) for v, t in shared])
     track = np.concatenate([list(t) for _, t in shared])
-    groups = camera_groups(cameras, view, track)
-    assert groups["a"] == groups["d"]  # twelve tracks, of all views together: 5 and 8
-    assert len({groups["a"], groups["b"], groups["c"]}) == 3  # ten and five are too few
-    assert is_among_others("a", groups)
-    assert not is_among_others("b", groups)
-
-
-def test_one_view_has_no_motion():
-    assert [len(ends) for ends in steps_between(["a"], [True])] == [0, 0]
+    assert are_connected(cameras, view, track) == connected
 
 
 def test_views_without_measured_poses_have_no_priors():
-    assert len(measured_poses([view(0, at(0)), view(1, at(1))], 1.0, BOTH, 4.0, GROUPS).first) == 0
+    assert len(measured_poses([view(0, at(0)), view(1, at(1))], 1.0, BOTH, 4.0).first) == 0
 
 
 def test_a_good_measurement_helps_where_tracks_are_weak(made):
@@ -182,7 +153,7 @@ def test_a_good_measurement_helps_where_tracks_are_weak(made):
             view(i, T[i], T_prior_camera=T[i], prior_variance=np.full(6, position) * (i + 1))
             for i in range(4)
         ]
-        priors = measured_poses(views, 1.0, BOTH, depth=4.0, groups=GROUPS).indexed(range(4))
+        priors = measured_poses(views, 1.0, BOTH, depth=4.0).indexed(range(4))
         done = adjust(dataclasses.replace(bundle, poses=priors), 20).bundle.T_local_camera
         return np.abs(done[:, :3, 3] - T[:, :3, 3]).max()
 

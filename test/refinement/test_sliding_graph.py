@@ -114,7 +114,7 @@ def rig_graph():
         for k in range(5)
         for c, name in enumerate(("left", "right"))
     }
-    graph._shows_metre = True
+    graph._has_rig = True
     return graph
 
 
@@ -163,19 +163,19 @@ def test_the_map_does_not_bring_a_forgotten_metre_back():
 
 def test_nor_without_a_rig_that_shows_it():
     graph = rig_graph()
-    graph._shows_metre = False
+    graph._has_rig = False
     assert free_of(graph) == 4
 
 
-def test_cameras_of_a_graph_that_see_the_same_are_a_group():
+def test_tracks_of_one_camera_connect_none():
     graph = rig_graph()
-    assert len(set(graph.camera_groups().values())) == 1
+    assert graph._are_connected()
     for one in graph.views.values():
         if one.camera == "right":
             one.track = one.track + 1000
-    assert len(set(graph.camera_groups().values())) == 2
+    assert not graph._are_connected()
     graph.views = {0: graph.views[0]}
-    assert graph.camera_groups() == {}
+    assert not graph._are_connected()
 
 
 def test_a_metre_that_tracks_contradict_again_and_again_is_not_believed(monkeypatch):
