@@ -61,6 +61,7 @@ MAX_UNCONFIRMED = 4  # verified loops kept until a second one confirms them
 # Loops that must agree with each other to undo what has joined a chain to others: as many as have
 # joined it, within these limits.
 FEWEST_AGAINST, MOST_AGAINST = 2, 4
+MIN_TOGETHER = 2  # loops that confirm another one, if all compare the same views
 LIVE_SUBMAPS = 2  # newest submaps of which a localized camera's keyframes are kept
 # Variance [3] that the start of a chain adds; position over the depth seen last.
 LOST_VARIANCE = np.array([0.7, 0.5, 1.0]) ** 2
@@ -394,13 +395,13 @@ class LoopClosure(MapListener):
             self._add_to_graph(loop)  # two have agreed before, and it agrees with these
             return False
         self._unconfirmed = self._still_there(self._unconfirmed)
-        for other in self._unconfirmed:
-            if self._confirms(other, loop):
-                self._join(loop)
-                for one in (other, loop):
-                    self._add_to_graph(one)
-                self._unconfirmed.clear()
-                return True
+        confirming = self._confirming(loop)
+        if confirming:
+            self._join(loop)
+            for one in (*confirming, loop):
+                self._add_to_graph(one)
+            self._unconfirmed.clear()
+            return True
         self._unconfirmed = [*self._unconfirmed[1 - MAX_UNCONFIRMED :], loop]
         return False
 
@@ -439,12 +440,21 @@ class LoopClosure(MapListener):
         self._unconfirmed.clear()
         return True
 
-    def _confirms(self, other: Loop, loop: Loop) -> bool:
-        """Whether two loops agree, and are two: not one error of a view that both compare."""
-        if other.new == loop.new or not self._agreement.agree(other, loop):
-            return False
+    def _confirming(self, loop: Loop) -> list[Loop]:
+        """Returns the waiting loops that confirm another one; empty: it waits too.
+
+        One that agrees is enough, unless they would join chains and compare the same views, whose
+        error they may repeat: then there must be two.
+        """
+        agree = [
+            one for one in self._unconfirmed
+            if one.new != loop.new and self._agreement.agree(one, loop)
+        ]  # fmt: skip
         ends = (self._submaps.keyframes[id].submap for id in (loop.old, loop.new))
-        return not self.doubts_joins or self._graph.connected(*ends) or other.is_apart(loop)
+        if not agree or not self.doubts_joins or self._graph.connected(*ends):
+            return agree[:1]
+        apart = [one for one in agree if one.is_apart(loop)]
+        return apart[:1] or (agree if len(agree) >= MIN_TOGETHER else [])
 
     def _join(self, loop: Loop) -> None:
         """Notes what a confirmed loop joins."""

@@ -22,7 +22,6 @@ from da3_ros.pipeline.window_builder import PreparedView
 from da3_ros.pipeline.window_odometry import WindowOdometry
 from da3_ros.refinement.bundle import Metre
 from da3_ros.refinement.loop_check import joined_by_tracks, refined_loop, shows_known
-from da3_ros.refinement.measured_poses import SETTLED
 from da3_ros.refinement.refiner import (
     NO_DEPTH_ERROR,
     NO_TRACKS,
@@ -241,7 +240,7 @@ class WindowRefinement:
     @property
     def knows_metre(self) -> bool:
         """Whether the rig has shown the metre well."""
-        return self.metre.sigma <= SETTLED
+        return self.refiner.graph.knows_metre
 
     def take_metre(self, metre: Metre | None) -> None:
         """Takes over the metre as all keyframes show it; None: they do not."""

@@ -318,7 +318,9 @@ def adjusted_map(
         free[0] = False
     focal = _unknown_focal(views)
     known_metre = replace(metre, sigma=KNOWN) if metre.sigma <= SETTLED else UNKNOWN_METRE
-    shows_metre = are_connected([v.camera for v in views], used.view, used.track)
+    shows_metre = are_connected(
+        [v.camera for v in views], [v.measured.frameset for v in views], used.view, used.track
+    )
     priors = PosePriors.joined([_loose(views), loops.indexed([v.id for v in views])])
     T, pixel, use_rig = T0, MAX_PX, True
     for most, least in LIMITS:

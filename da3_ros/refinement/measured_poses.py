@@ -21,7 +21,7 @@ from da3_ros.refinement.tracked_view import MeasuredPose, TrackedView
 from da3_ros.types import Array
 
 SHORTEST_M = 0.02  # a shorter distance says nothing about the unit
-FEWEST_COMMON = 30  # tracks that two cameras see, which connect them
+FEWEST_COMMON = 30  # tracks that two cameras see at the same time, which connect them
 FEWEST_SHARED = 3  # distances that determine the unit
 UNMEASURED = 1e3  # variances from here on mean: this axis is not measured
 # Standard deviations of a declared rig's positions, over the distance of two cameras: of that
@@ -82,17 +82,22 @@ def is_one_frameset(a: MeasuredPose, b: MeasuredPose) -> bool:
     return a.frameset == b.frameset >= 0
 
 
-def are_connected(cameras: Sequence[str], view: Array, track: Array) -> bool:
-    """Whether tracks connect all cameras, so that they show how far these are apart.
+def are_connected(
+    cameras: Sequence[str], framesets: Sequence[int], view: Array, track: Array
+) -> bool:
+    """Whether tracks connect all cameras, by what they see at the same time: so that tracks show
+    how far the cameras are apart, whatever is known of their motion.
 
-    cameras: of the views. view, track: [O] observations of tracks, by index of the view.
+    cameras, framesets: of the views. view, track: [O] observations, by index of the view.
     """
     names = sorted(set(cameras))
     number = np.array([names.index(c) for c in cameras], int)
-    seen = np.zeros((len(names), int(track.max(initial=-1)) + 1), bool)
-    seen[number[view], track] = True
-    common = seen.astype(np.float32) @ seen.T.astype(np.float32)
-    return bool(connected_components(common >= FEWEST_COMMON, directed=False)[0] == 1)
+    pairs = np.column_stack((np.array(framesets, int)[view], track))
+    _, at = np.unique(pairs, axis=0, return_inverse=True)
+    at = at.ravel()
+    seen = np.zeros((len(names), int(at.max(initial=-1)) + 1), np.float32)
+    seen[number[view], at] = 1.0
+    return bool(connected_components(seen @ seen.T >= FEWEST_COMMON, directed=False)[0] == 1)
 
 
 def measured_motion(a: MeasuredPose, b: MeasuredPose) -> Array | None:

@@ -128,6 +128,7 @@ class SlidingGraph:
         self.metre = UNKNOWN_METRE  # by the rig, in local
         self.rig_contradicted = False  # by the tracks of the newest window
         self._has_rig = False  # whether a rig's positions count in it
+        self._measured = False  # whether tracks have measured the metre, not only the network
         self._contradictions = 0  # windows in a row
         self._open = MOST_OPEN  # windows that may still look for the metre with all views free
         self._corrections = 0
@@ -170,11 +171,16 @@ class SlidingGraph:
         self.rig_contradicted = contradicted
         self._contradictions = self._contradictions + 1 if contradicted else 0
         if self._contradictions >= MOST_CONTRADICTIONS:
-            self.metre = UNKNOWN_METRE
+            self.metre, self._measured = UNKNOWN_METRE, False
 
     def forget_metre(self) -> None:
         """Forgets the metre: lengths in local have changed."""
-        self.metre, self._open = UNKNOWN_METRE, MOST_OPEN
+        self.metre, self._open, self._measured = UNKNOWN_METRE, MOST_OPEN, False
+
+    @property
+    def knows_metre(self) -> bool:
+        """Whether tracks have measured the metre well."""
+        return self._measured and self.metre.sigma <= SETTLED
 
     def keep(self, ids: Collection[int]) -> None:
         """Forgets all views but these."""
@@ -271,6 +277,7 @@ class SlidingGraph:
         found = done.metre()
         if found is not None:
             self.metre = replace(found, sigma=math.hypot(found.sigma, METRE_DRIFT))
+            self._measured |= connected
         return RefinedViews(
             [i for i, f in zip(used, done.bundle.free, strict=True) if f],
             [i for i, f in zip(used, done.bundle.free, strict=True) if not f],
@@ -367,8 +374,8 @@ class SlidingGraph:
         view = np.repeat(np.arange(len(views)), [len(v.track) for v in views])
         track = np.concatenate([v.track for v in views])
         seen = track >= 0
-        _, number = np.unique(track[seen], return_inverse=True)
-        return are_connected([v.camera for v in views], view[seen], number)
+        cameras, framesets = [v.camera for v in views], [v.measured.frameset for v in views]
+        return are_connected(cameras, framesets, view[seen], track[seen])
 
     def _in_turn(self, ids: Sequence[int]) -> list[int]:
         """Returns views ordered by camera in turn: those of a rig may look apart, and a camera

@@ -87,8 +87,9 @@ APART = [(4, 24), (8, 28), (12, 32), (16, 36)]
 
 
 def test_two_looks_that_compare_the_same_views_are_one(closer, monkeypatch):
-    """They repeat one error."""
-    assert looks(closer, monkeypatch, [(4, 24), (5, 28), (6, 24), (4, 36)], WRONG) == [False] * 4
+    """They may repeat one error; three are enough."""
+    assert looks(closer, monkeypatch, [(4, 24), (5, 28), (4, 32)], RIGHT) == [False, False, True]
+    assert error(closer) < 0.02
 
 
 def test_two_looks_apart_join(closer, monkeypatch):

@@ -129,15 +129,18 @@ def test_cameras_of_one_frameset_are_held_by_the_rig():
     np.testing.assert_allclose(position, 0.3 * np.array([RIG_ALONG, RIG_ACROSS, RIG_ACROSS]))
 
 
-@pytest.mark.parametrize(("last", "connected"), [(30, True), (29, False)])
-def test_tracks_connect_cameras(last, connected):
-    """Of all views together; and through a third camera."""
-    shared = [(0, range(100)), (1, range(60, 75)), (4, range(75, 90)), (2, range(200, 260)),
-              (3, range(230, 230 + last)), (4, range(900, 930))]  # fmt: skip
-    cameras = ["a", "b", "c", "b", "b"]
+@pytest.mark.parametrize(
+    ("last", "framesets", "connected"),
+    [(30, [0, 0, 0, 1, 1], True), (29, [0, 0, 0, 1, 1], False), (30, [0, 1, 2, 3, 4], False)],
+)
+def test_tracks_connect_cameras_that_see_them_together(last, framesets, connected):
+    """In all framesets together; and through a third camera."""
+    cameras = ["a", "b", "c", "a", "b"]
+    shared = [(0, range(100)), (1, range(60, 75)), (1, range(200, 230)),
+              (2, range(200, 200 + last)), (3, range(500, 530)), (4, range(515, 530))]  # fmt: skip
     view = np.concatenate([np.full(len(t), v) for v, t in shared])
     track = np.concatenate([list(t) for _, t in shared])
-    assert are_connected(cameras, view, track) == connected
+    assert are_connected(cameras, framesets, view, track) == connected
 
 
 def test_views_without_measured_poses_have_no_priors():
