@@ -72,7 +72,7 @@ class WindowSteps(MapListener):
         error = inference.session.motion_error or UNMEASURED
         self.odometry = WindowOdometry(config, error, counters, self.scene_map.table)
         self.places = PlaceFeatures()
-        self.scene_map.table.listeners += [self, self.places]
+        self.scene_map.table.listeners.extend((self, self.places))
         self.refinement = WindowRefinement(config, counters, limits)
         self.pose_search = PoseSearch()
         self.blind = BlindFrames(config, self.odometry, self.refinement, self.scene_map, counters)

@@ -28,7 +28,7 @@ from da3_ros.pipeline.keyframe_recording import KeyframeRecording
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.evaluation import fit_poses
-from da3_ros.types import Calibration, Frame
+from da3_ros.types import Calibration, Frame, RefinedLoop
 
 
 class NamedTruth(DescribedTruth):
@@ -162,7 +162,7 @@ def test_cameras_of_windows_align_scenes(folders, ring, second, tmp_path):
     """Depth that is too large by some share of one scene does not change that scene's size."""
     truth, errors = [*ring, *second], []
     given = [folders("monday"), folders("tuesday")]
-    for refine in (None, lambda window, split, prediction: prediction):
+    for refine in (None, lambda window, split, exact: RefinedLoop(exact, np.zeros(3))):
         network = dataclasses.replace(wrong_depth(truth, second), refine=refine)
         merge(given, tmp_path / "out", config(), network)
         scene = load_scene(tmp_path / "out")

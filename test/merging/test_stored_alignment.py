@@ -24,7 +24,7 @@ from da3_ros.sensors.calibration import pinhole_calibration
 from da3_ros.synthetic import intrinsics, make_ring, render, ring_walk
 from da3_ros.synthetic.evaluation import fit_poses
 from da3_ros.synthetic.truth import Noise, Truth
-from da3_ros.types import Frame
+from da3_ros.types import Frame, RefinedLoop
 
 SIZE = (336, 280)
 LATER = 10**12  # ns, between sessions
@@ -89,7 +89,7 @@ def coarse(walks):
         turn = Rotation.from_rotvec(rng.normal(0, 0.01, (len(T), 3))).as_matrix()
         T[:, :3, :3] = T[:, :3, :3] @ turn
         T[:, :3, 3] += rng.normal(0, 0.02 * depth, (len(T), 3))
-        return dataclasses.replace(prediction, T_window_camera=T)
+        return RefinedLoop(dataclasses.replace(prediction, T_window_camera=T), np.zeros(3))
 
     return LoopNetwork(CONFIG, DescribedTruth(truth, 9, noise=Noise()), refine)
 
