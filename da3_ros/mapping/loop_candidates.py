@@ -24,14 +24,15 @@ from da3_ros.types import Array, FloatImage, RefinedLoop, Window, WindowEstimate
 
 MIN_SUBMAPS_APART = 3  # submaps between the keyframes of a loop; nearer ones share windows
 MAX_CANDIDATES = 5  # most similar keyframes that are considered
-MOST_MATCHED = 256  # most similar keyframes whose images are matched
+MOST_MATCHED = 128  # most similar keyframes whose images are matched
 MIN_SIMILARITY = 0.35  # cosine of whitened descriptors of a candidate
 MAX_DISTANCE = 1.0  # distance over depth at which two keyframes can see the same surface
 MAX_ROTATION_DEG = 60.0  # rotation at which they can
 
 
-# Of a new keyframe and others: those that show the same location, the most certain first.
-Matching = Callable[[ViewRow, Sequence[ViewRow]], list[ViewRow]]
+# Of a new keyframe and others: those that show the same location, the most certain first; and
+# whether all were compared, else the others are next time.
+Matching = Callable[[ViewRow, Sequence[ViewRow]], tuple[list[ViewRow], bool]]
 
 
 class LoopCandidates:
@@ -87,27 +88,29 @@ class LoopCandidates:
             return None
         new = self.new
         least = MIN_SIMILARITY if hint is None and self._from is None else 0.0
-        for old in self._best(new, least, self._allowed(new, hint), matching):
+        best, complete = self._best(new, least, self._allowed(new, hint), matching)
+        for old in best:
             if old.submap not in self._compared and self._can_overlap(old, new):
                 self._compared.add(old.submap)
                 return old
-        self._active = False  # until there is a new keyframe
+        self._active = not complete  # else until there is a new keyframe
         return None
 
     def _best(
         self, new: ViewRow, least: float, allowed: Callable[[ViewRow], bool],
         matching: Matching | None,
-    ) -> list[ViewRow]:  # fmt: skip
+    ) -> tuple[list[ViewRow], bool]:  # fmt: skip
         """Returns the best candidates: those whose images match, then those whose descriptors are
-        more similar than ``least``."""
+        more similar than ``least``; and whether these are all."""
         similarity = self._keyframes.similarity(new.view.id)
         order = np.argsort(-similarity, kind="stable")
         similar = (self._keyframes[i] for i in order if similarity[i] > least)
         best = list(itertools.islice(filter(allowed, similar), MAX_CANDIDATES))
         if matching is None:
-            return best
+            return best, True
         some = filter(allowed, (self._keyframes[i] for i in order[:MOST_MATCHED]))
-        return [*matching(new, list(some))[:MAX_CANDIDATES], *best]
+        matched, complete = matching(new, list(some))
+        return [*matched[:MAX_CANDIDATES], *best], complete
 
     def _allowed(self, new: ViewRow, hint: PoseHint | None) -> Callable[[ViewRow], bool]:
         """Returns what tells whether a keyframe may be compared, however similar it is."""

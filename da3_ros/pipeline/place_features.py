@@ -20,7 +20,7 @@ FEATURES, PIXELS = 200, 300_000  # of a keyframe; pixels of its image, at most
 FEWEST = 12  # matches of one geometry; of other rooms there are 8 at most
 KEPT = 512  # keyframes whose features are kept: 26 KB each
 NOTHING = Features((1, 1), np.zeros((0, 2)), np.zeros((0, 128), np.uint8))
-MOST_NEW = 24  # keyframes per search whose features are detected: 5 to 10 ms each
+MOST_NEW = 8  # keyframes per search whose features are detected: 5 to 10 ms each
 
 
 class PlaceFeatures(MapListener):
@@ -37,10 +37,9 @@ class PlaceFeatures(MapListener):
         self._features.clear()
         self._new, self._found = -1, {}
 
-    def matching(self, new: ViewRow, others: Sequence[ViewRow]) -> list[ViewRow]:
-        """Returns those of the others that show what a keyframe shows, the most certain first.
-
-        Some are left for the next call if many are compared for the first time.
+    def matching(self, new: ViewRow, others: Sequence[ViewRow]) -> tuple[list[ViewRow], bool]:
+        """Returns those of the others that show what a keyframe shows, the most certain first, and
+        whether all were compared: some are left for the next call if there are many new ones.
         """
         if new.view.id != self._new:
             self._new, self._found = new.view.id, {}
@@ -57,7 +56,8 @@ class PlaceFeatures(MapListener):
             self._found[id] = self._matches(here, new, self._of(old), old)
         here.release()
         good = [o for o in others if self._found.get(o.view.id, 0) >= FEWEST]
-        return sorted(good, key=lambda o: -self._found[o.view.id])
+        complete = all(o.view.id in self._found for o in others)
+        return sorted(good, key=lambda o: -self._found[o.view.id]), complete
 
     def _of(self, one: ViewRow) -> Features:
         """Returns the features of a keyframe; none if it cannot be read."""
