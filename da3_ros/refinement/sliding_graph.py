@@ -245,7 +245,7 @@ class SlidingGraph:
         view id. Raises LinAlgError if the solution diverges.
         """
         rig = priors.source == RIG
-        self._has_rig = bool(priors.root[rig, 3:].any())
+        self._has_rig, self.rig_contradicted = bool(priors.root[rig, 3:].any()), False
         used, free = self._chosen(new)
         views, priors = [self.views[i] for i in used], priors.indexed(used)
         mine = np.array([k for k, i in enumerate(used) if i in new and free[k]], int)
@@ -262,8 +262,7 @@ class SlidingGraph:
         free[mine] = True
         bundle = with_metre(self.bundle(views, free, ids, observations, priors), self.metre)
         done, bad = self._solve(bundle)
-        self.rig_contradicted = False
-        connected = self._are_connected()
+        connected = self._has_rig and self._are_connected()
         if bundle.metre_prior is not None:
             self.note_rig(contradicted=contradicts_rig(done.bundle))
             if self.rig_contradicted:
