@@ -89,10 +89,13 @@ class LoopCandidates:
         new = self.new
         least = MIN_SIMILARITY if hint is None and self._from is None else 0.0
         best, complete = self._best(new, least, self._allowed(new, hint), matching)
-        for old in best:
-            if old.submap not in self._compared and self._can_overlap(old, new):
-                self._compared.add(old.submap)
-                return old
+        # Where the new one's chain was joined to others may be wrong: keyframes that it would then
+        # see come last.
+        for untied in (None, new.submap):
+            for old in best:
+                if old.submap not in self._compared and self._can_overlap(old, new, untied):
+                    self._compared.add(old.submap)
+                    return old
         self._active = not complete  # else until there is a new keyframe
         return None
 
@@ -131,12 +134,13 @@ class LoopCandidates:
 
         return allowed
 
-    def _can_overlap(self, old: ViewRow, new: ViewRow) -> bool:
-        """True if two keyframes can see the same surface, given the possible drift."""
+    def _can_overlap(self, old: ViewRow, new: ViewRow, untied: int | None) -> bool:
+        """True if two keyframes can see the same surface, given the possible drift. untied: see
+        ``SubmapGraph.drift_variance``."""
         if cut_to(old, new) is None:
             return False
         there, here = (PlacedKeyframe.of(k, self._submaps) for k in (old, new))
-        drift = np.sqrt(drift_between(self._graph, there, here))
+        drift = np.sqrt(drift_between(self._graph, there, here, untied))
         away = float(np.linalg.norm(there.centre - here.centre))
         R = there.T_local_camera[:3, :3].T @ here.T_local_camera[:3, :3]
         rotation = Rotation.from_matrix(R).magnitude()

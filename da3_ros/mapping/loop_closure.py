@@ -94,6 +94,11 @@ class LoopClosure(MapListener):
         self._submaps.listeners.append(self)
         self.restart()
 
+    @property
+    def looked_at(self) -> int:
+        """Number of windows that have looked for a loop."""
+        return self.found + self.refused
+
     def restart(self) -> None:
         """Begins a new map."""
         self.found = self.refused = self.undone = 0
@@ -415,7 +420,7 @@ class LoopClosure(MapListener):
         returns whether it has undone that."""
         old, new = placed_ends(loop, self._submaps)
         chain = new.keyframe.submap
-        if self._graph.connected(old.keyframe.submap, chain, untied=chain):
+        if self._graph.is_measured(old.keyframe.submap, chain, untied=chain):
             return False  # other measurements contradict it too
         self._against = self._still_there(self._against)
         agreeing = [
@@ -451,7 +456,7 @@ class LoopClosure(MapListener):
             if one.new != loop.new and self._agreement.agree(one, loop)
         ]  # fmt: skip
         ends = (self._submaps.keyframes[id].submap for id in (loop.old, loop.new))
-        if not agree or not self.doubts_joins or self._graph.connected(*ends):
+        if not agree or not self.doubts_joins or self._graph.is_measured(*ends):
             return agree[:1]
         apart = [one for one in agree if one.is_apart(loop)]
         return apart[:1] or (agree if len(agree) >= MIN_TOGETHER else [])

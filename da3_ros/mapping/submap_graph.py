@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -179,9 +179,26 @@ class SubmapGraph:
         first, second = self.index(submap), self.index(other)
         return bool(self._chains()[first] == self._chains()[second])
 
-    def connected(self, submap: int, other: int, untied: int | None = None) -> bool:
-        """True if edges of any kind connect two submaps. untied: see ``drift_variance``."""
-        return self._path(self.index(submap), self.index(other), untied) is not None
+    def connected(self, submap: int, other: int) -> bool:
+        """True if edges of any kind connect two submaps."""
+        return self._path(self.index(submap), self.index(other)) is not None
+
+    def is_measured(self, submap: int, other: int, untied: int | None = None) -> bool:
+        """True if edges connect two submaps that are no guesses. untied: see
+        ``drift_variance``."""
+        gone = [] if untied is None else self.ties(untied)
+        component = self._measured_components(gone)
+        return bool(component[self.index(submap)] == component[self.index(other)])
+
+    def _measured_components(self, without: Sequence[Edge] = ()) -> Array:
+        """Returns the number of each node's component, by edges that are no guesses."""
+        guessed = {n.first for n in self.nodes if n.guessed}
+        measured = [
+            dataclasses.replace(e, first=self._at[e.first], second=self._at[e.second])
+            for e in self._edges
+            if (e.loop or e.second not in guessed) and not any(e is one for one in without)
+        ]
+        return components(len(self.nodes), measured)
 
     def ties(self, submap: int) -> list[Edge]:
         """Returns the loops, but the map's own, that connect the chain of a submap to others."""
@@ -370,13 +387,7 @@ class SubmapGraph:
     def unmeasured(self, old: int, new: int) -> frozenset[int]:
         """Returns the nodes, by first submap, that measurements connect to the submap ``old``, if
         none connects them to ``new``."""
-        guessed = {n.first for n in self.nodes if n.guessed}
-        measured = [
-            dataclasses.replace(e, first=self._at[e.first], second=self._at[e.second])
-            for e in self._edges
-            if e.loop or e.second not in guessed
-        ]
-        component = components(len(self.nodes), measured)
+        component = self._measured_components()
         here = component[self.index(old)]
         if here == component[self.index(new)]:
             return frozenset()

@@ -289,8 +289,7 @@ class SceneJoiner:
         loops = tuple(
             (self.components.component(a), self.components.component(b)) for a, b in across
         )
-        looks = self.loop_closure.found + self.loop_closure.refused
-        return Joined(tuple(groups), moves, together, loops, looks)
+        return Joined(tuple(groups), moves, together, loops, self.loop_closure.looked_at)
 
     def _holds(self, edge: Edge, groups: Sequence[Group], of_node: Mapping[int, int]) -> bool:
         """Whether an edge is of one group, or the guess between two whose poses stay."""

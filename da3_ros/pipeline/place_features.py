@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from da3_ros.geometry.projection import resize_K
 from da3_ros.mapping.map_table import MapListener, ViewRow
 from da3_ros.refinement.features import FeatureDetector, Features
 from da3_ros.refinement.loop_check import of_one_geometry
@@ -20,7 +21,7 @@ FEATURES, PIXELS = 200, 300_000  # of a keyframe; pixels of its image, at most
 FEWEST = 12  # matches of one geometry; of other rooms there are 8 at most
 KEPT = 512  # keyframes whose features are kept: 26 KB each
 NOTHING = Features((1, 1), np.zeros((0, 2)), np.zeros((0, 128), np.uint8))
-MOST_NEW = 8  # keyframes per search whose features are detected: 5 to 10 ms each
+MOST_NEW = 8  # keyframes per search whose features are detected: 5 to 40 ms each
 
 
 class PlaceFeatures(MapListener):
@@ -66,7 +67,8 @@ class PlaceFeatures(MapListener):
             self._features.move_to_end(id)
             return self._features[id]
         try:
-            found = self._detector(one.loaded().view.image)
+            view = one.loaded().view
+            found = self._detector(view.image, view.valid)
         except OSError:  # the file of a loaded scene; whoever compares it says so
             found = NOTHING
         self._features[id] = found
@@ -80,4 +82,8 @@ class PlaceFeatures(MapListener):
         there.release()
         if len(pairs) < FEWEST:
             return 0
-        return of_one_geometry(there.pixel[pairs[:, 1]], old.K, here.pixel[pairs[:, 0]], new.K)
+        K_old, K_new = (
+            resize_K(one.K, one.view.image.shape[1::-1], features.shape[::-1])
+            for one, features in ((old, there), (new, here))
+        )
+        return of_one_geometry(there.pixel[pairs[:, 1]], K_old, here.pixel[pairs[:, 0]], K_new)

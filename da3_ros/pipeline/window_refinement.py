@@ -238,6 +238,11 @@ class WindowRefinement:
         return self.refiner.graph.metre
 
     @property
+    def gave_up_metre(self) -> bool:
+        """Whether tracks contradict the rig again and again, so that it shows no metre."""
+        return self.refiner.graph.gave_up_metre
+
+    @property
     def knows_metre(self) -> bool:
         """Whether the rig has shown the metre well."""
         return self.refiner.graph.knows_metre

@@ -162,6 +162,8 @@ class WindowSteps(MapListener):
             metre_known |= refined.views.metre_is_known or refined.views.metre_is_open
         if not metre_known:
             scale.source.report_missing()
+        if scale.source.needs_rig and self.refinement.gave_up_metre:
+            scale.doubt()
         if refined is None:
             return PlacedWindow(window, prediction, aligned, alignment, depth)
         by_tracks = in_refined_unit(

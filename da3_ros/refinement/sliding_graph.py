@@ -127,6 +127,7 @@ class SlidingGraph:
         self.noise = TrackNoise()
         self.metre = UNKNOWN_METRE  # by the rig, in local
         self.rig_contradicted = False  # by the tracks of the newest window
+        self.gave_up_metre = False  # because windows have contradicted the rig
         self._has_rig = False  # whether a rig's positions count in it
         self._measured = False  # whether tracks have measured the metre, not only the network
         self._contradictions = 0  # windows in a row
@@ -170,7 +171,8 @@ class SlidingGraph:
         may be what is wrong."""
         self.rig_contradicted = contradicted
         self._contradictions = self._contradictions + 1 if contradicted else 0
-        if self._contradictions >= MOST_CONTRADICTIONS:
+        self.gave_up_metre = self._contradictions >= MOST_CONTRADICTIONS
+        if self.gave_up_metre:
             self.metre, self._measured = UNKNOWN_METRE, False
 
     def forget_metre(self) -> None:
@@ -262,7 +264,7 @@ class SlidingGraph:
         free[mine] = True
         bundle = with_metre(self.bundle(views, free, ids, observations, priors), self.metre)
         done, bad = self._solve(bundle)
-        connected = self._has_rig and self._are_connected()
+        connected = self._has_rig and self._are_connected(views, done.bundle.free)
         if bundle.metre_prior is not None:
             self.note_rig(contradicted=contradicts_rig(done.bundle))
             if self.rig_contradicted:
@@ -365,10 +367,13 @@ class SlidingGraph:
         where the network has put them, would say how far its cameras are apart."""
         return self._has_rig and self._open > 0 and self.metre.sigma > SETTLED
 
-    def _are_connected(self) -> bool:
-        """Whether tracks connect several cameras; see ``are_connected``."""
-        views = list(self.views.values())
-        if all(v.camera == views[0].camera for v in views):
+    @staticmethod
+    def _are_connected(views: Sequence[TrackedView], free: Array) -> bool:
+        """Whether tracks connect several cameras in framesets that are adjusted (``free`` [V]): held
+        ones measure nothing. See ``are_connected``."""
+        moves = {v.measured.frameset for v, f in zip(views, free, strict=True) if f}
+        views = [v for v in views if v.measured.frameset in moves]
+        if not views or all(v.camera == views[0].camera for v in views):
             return False
         view = np.repeat(np.arange(len(views)), [len(v.track) for v in views])
         track = np.concatenate([v.track for v in views])

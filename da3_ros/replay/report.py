@@ -62,6 +62,7 @@ def write_report(
         "bad_images": recording.bad_images,
         "refinement": _refinement(scenes),
         "dense": _dense(scenes),
+        "loops": _loops(scenes),
         "map_points": len(pipeline.map),
         "path_length": _path_length(pipeline),
         "metric": pipeline.scale.known or pipeline.scale.scale.metric,
@@ -98,6 +99,18 @@ def _refinement(scenes: dict[str, ReplayScene]) -> dict[str, Any]:
     for scene in scenes.values():
         sources |= scene.pipeline.refinement.focal_sources
     return {"windows": windows} | means | {"focal_source": sources}
+
+
+def _loops(scenes: dict[str, ReplayScene]) -> dict[str, int]:
+    """Returns how many pairs of keyframes were looked at for a loop, how many windows verified
+    one, how often loops have corrected the map, and how many joins they have undone."""
+    all_loops = [scene.pipeline.loops for scene in scenes.values()]
+    return {
+        "looked_at": sum(loops.looked_at for loops in all_loops),
+        "verified": sum(loops.found for loops in all_loops),
+        "closed": sum(loops.closed for loops in all_loops),
+        "joins_undone": sum(loops.undone for loops in all_loops),
+    }
 
 
 def _dense(scenes: dict[str, ReplayScene]) -> dict[str, Any]:

@@ -150,7 +150,10 @@ def _alignment(stream: Stream | None) -> dict[str, Any]:
             "alignment_inliers": report.alignment_inliers,
             "focal_ratio": report.focal_ratio,  # the network's focal length over camera_info's
             "focal_source": ", ".join(sorted(_focal_sources(stream))),
-            "loops_closed": stream.pipeline.loops.closed,
+            "loops_looked_at": sum(p.loops.looked_at for p in stream.pipelines),
+            "loops_verified": sum(p.loops.found for p in stream.pipelines),
+            "loops_closed": sum(p.loops.closed for p in stream.pipelines),
+            "joins_undone": sum(p.loops.undone for p in stream.pipelines),
         }
         | _following(stream)
         | _refinement(stream, report)
