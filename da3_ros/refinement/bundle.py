@@ -21,9 +21,9 @@ from scipy.spatial.transform import Rotation
 
 from da3_ros.types import Array
 
-# Measured relative poses of views: priors of a bundle, by network, robot and rig.
+# Measured relative poses of views: priors of a bundle, by network, robot, rig and brightness.
 
-NETWORK, ROBOT, RIG = range(3)  # who has measured a relative pose
+NETWORK, ROBOT, RIG, BRIGHTNESS = range(4)  # who has measured a relative pose
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,9 +36,10 @@ class PosePriors:
 
     first: Array  # [P] id or index of a view, int
     second: Array  # [P] the same of another view, int
-    T_first_second: Array  # [P, 4, 4], units of local
+    # [P, 4, 4], units of local; by brightness: of the first view's predicted depth
+    T_first_second: Array
     root: Array  # [P, 6, 6] root of the inverse covariance of the errors; 0: unknown
-    source: Array  # [P] NETWORK, ROBOT or RIG
+    source: Array  # [P] NETWORK, ROBOT, RIG or BRIGHTNESS
 
     @staticmethod
     def isotropic(
@@ -150,6 +151,23 @@ class Observations:
     sigma: Array  # [O] standard deviation of a position, pixels
     log_depth: Array  # [O] logarithm of the predicted depth, units of local; NaN: unknown
     depth_sigma: Array  # [O] its standard deviation
+    # [O, 2] unit vectors of positions that count only across an edge, NaN of others; None: all
+    normal: Array | None = None
+
+    def where(self, mask: Array) -> Observations:
+        """Returns the observations of a mask [O]."""
+        return Observations(
+            self.view[mask], self.point[mask], self.pixel[mask], self.sigma[mask],
+            self.log_depth[mask], self.depth_sigma[mask],
+            None if self.normal is None else self.normal[mask],
+        )  # fmt: skip
+
+    def across(self) -> Array | None:
+        """Returns the projections [O, 2, 2] to what counts of a position; None: all."""
+        if self.normal is None:
+            return None
+        out = self.normal[:, :, None] * self.normal[:, None]
+        return np.where(np.isfinite(out), out, np.eye(2))
 
 
 @dataclass(frozen=True, eq=False)
@@ -371,6 +389,7 @@ class _Solver:
     def __init__(self, bundle: Bundle) -> None:
         self.b = bundle
         o = bundle.observations
+        self.across = o.across()
         self.free = np.flatnonzero(bundle.free)
         self.slot = np.full(len(bundle.free), -1)
         self.slot[self.free] = np.arange(len(self.free))
@@ -424,6 +443,8 @@ class _Solver:
             fx, fy = fx * factor, fy * factor
         a = x[:, :2] / z[:, None]
         offset = np.stack((fx * a[:, 0] + K[:, 0, 2], fy * a[:, 1] + K[:, 1, 2]), 1) - o.pixel
+        if self.across is not None:
+            offset = (self.across @ offset[..., None])[..., 0]
         distance = np.where(front, np.linalg.norm(offset, axis=1), np.inf)
         white = np.where(front, distance, 0.0) / o.sigma
         weight = np.where(front, np.minimum(1.0, HUBER / np.maximum(white, 1e-12)), 0.0)
@@ -450,10 +471,10 @@ class _Solver:
         Jx[:, 0, 2] = -root * fx * a[:, 0] / z
         Jx[:, 1, 2] = -root * fy * a[:, 1] / z
         Jx[:, 2, 2] = depth_root / z
-        row = _Rows(
-            x, r, Jx, Jx @ R.transpose(0, 2, 1), depth_root,
-            root[:, None] * np.stack((fx * a[:, 0], fy * a[:, 1]), 1),
-        )  # fmt: skip
+        Jf = root[:, None] * np.stack((fx * a[:, 0], fy * a[:, 1]), 1)
+        if self.across is not None:
+            Jx[:, :2], Jf = self.across @ Jx[:, :2], (self.across @ Jf[..., None])[..., 0]
+        row = _Rows(x, r, Jx, Jx @ R.transpose(0, 2, 1), depth_root, Jf)
         return self._normal_equations(state, row, cost, distance, depth_residual)
 
     def _normal_equations(
@@ -525,18 +546,24 @@ class _Solver:
     def _add_pose_priors(self, state: _State, H: Array, g: Array) -> float:
         p, metre = self.b.poses, self.b.metre_prior
         cost_of_metre = 0.0
-        T = p.T_first_second
+        T = p.T_first_second.copy()
         by_metre = np.zeros((len(p.first), 6))
         if metre is not None:
             cost_of_metre = self._add_metre_prior(metre, state, H, g)
             rig = p.source == RIG
-            T = T.copy()
             T[rig, :3, 3] *= np.exp(state.common[-1])
             by_metre[rig, 3:] = -T[rig, :3, 3]
         if not len(p.first):
             return cost_of_metre
+        bright = p.source == BRIGHTNESS
+        T[bright, :3, 3] *= np.exp(state.s[p.first[bright]])[:, None]
         r, Ji, Jj = pose_prior_terms(
             state.R[p.first], state.c[p.first], state.R[p.second], state.c[p.second], T
+        )
+        by_scale = np.zeros((len(r), 6, 1))
+        by_scale[bright, 3:, 0] = -T[bright, :3, 3]
+        Ji, Jj = (
+            np.concatenate(J, axis=2) for J in ((Ji, by_scale), (Jj, np.zeros_like(by_scale)))
         )
         r, Ji, Jj = (p.root @ r[..., None])[..., 0], p.root @ Ji, p.root @ Jj
         by_metre = (p.root @ by_metre[..., None])[..., 0]
@@ -549,10 +576,10 @@ class _Solver:
         for k, (i, j) in enumerate(zip(self.slot[p.first], self.slot[p.second], strict=True)):
             ends = [(at, J[k]) for at, J in ((i, Ji), (j, Jj)) if at >= 0]
             for at, J in ends:
-                rows = slice(SIZE * at, SIZE * at + 6)
+                rows = slice(SIZE * at, SIZE * (at + 1))
                 g[rows] += J.T @ r[k]
                 for other, J2 in ends:
-                    H[rows, SIZE * other : SIZE * other + 6] += J.T @ J2
+                    H[rows, SIZE * other : SIZE * (other + 1)] += J.T @ J2
                 if metre is not None:
                     H[rows, -1] += J.T @ by_metre[k]
                     H[-1, rows] += J.T @ by_metre[k]

@@ -84,7 +84,7 @@ def joined_by_tracks(
     sides: pairs of sets of views, by index. depth_noise: usual standard deviation of log depth.
     None if too few tracks connect both sets of a pair.
     """
-    refiner = WindowRefiner(limits)
+    refiner = WindowRefiner(limits, direct=False)  # tracks alone show that two visits meet
     noise = refiner.graph.noise
     noise.depth = max(noise.depth, depth_noise)  # where it usually means nothing
     images = [CameraImage(view.image, view.valid) for view in window.views]

@@ -17,6 +17,7 @@ from scipy.ndimage import map_coordinates
 from da3_ros.geometry.poses import nearest_rotation
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.refinement.bundle import NETWORK, PosePriors
+from da3_ros.refinement.direct_alignment import AlignmentImage
 from da3_ros.refinement.features import FeatureDetector
 from da3_ros.refinement.measured_poses import measured_poses, units_per_metre
 from da3_ros.refinement.self_calibration import NO_CHANGE, LengthChange, SelfCalibration
@@ -77,7 +78,9 @@ NO_TRACKS = TrackSupport(0, False, float("nan"))
 class WindowRefiner:
     """Refines windows; owns the sliding graph of the current chain."""
 
-    def __init__(self, limits: SolverLimits) -> None:
+    def __init__(self, limits: SolverLimits, *, direct: bool = True) -> None:
+        """direct: whether views with few tracks are aligned by brightness and edges."""
+        self.direct = direct
         self.detector = FeatureDetector(limits.features, limits.pixels)
         self.graph = SlidingGraph(limits.tracks, limits.steps)
         self.calibration = SelfCalibration()
@@ -206,10 +209,14 @@ class WindowRefiner:
         measured = MeasuredPose(
             view.T_prior_camera, view.prior_variance, view.T_rig_camera, view.frameset
         )
+        small = None
+        if self.direct:
+            small = AlignmentImage.of(image.image, image.usable, np.float32(S.scale) * depth)
         return tracked_view(
             view.id, view.camera, self.detector(image.image, image.usable),
             estimate.K[k] if view.K is None else view.K, T, np.float32(S.scale) * depth,
             own_K=view.K is None, measured=measured,
+            image=small,
         )  # fmt: skip
 
     def _pose_priors(

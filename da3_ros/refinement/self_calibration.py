@@ -10,7 +10,6 @@ distortion would have it too.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ import numpy as np
 
 from da3_ros.geometry.poses import spread
 from da3_ros.geometry.projection import resize_K
-from da3_ros.refinement.bundle import Adjusted, Bundle, Observations, PosePriors, adjust
+from da3_ros.refinement.bundle import Adjusted, Bundle, PosePriors, adjust
 from da3_ros.refinement.sliding_graph import FEWEST_TRACKS, SlidingGraph, gather, is_sane
 from da3_ros.refinement.tracked_view import TrackedView
 from da3_ros.types import Array, Window, WindowEstimate
@@ -266,7 +265,4 @@ def _without_outliers(done: Adjusted, limit_px: float) -> Bundle:
     good = done.reprojection < limit_px
     good &= (np.bincount(o.point[good], minlength=len(b.points)) >= 2)[o.point]
     points, number = np.unique(o.point[good], return_inverse=True)
-    fields = {f.name: getattr(o, f.name)[good] for f in dataclasses.fields(o)}
-    return replace(
-        b, points=b.points[points], observations=Observations(**fields | {"point": number})
-    )
+    return replace(b, points=b.points[points], observations=replace(o.where(good), point=number))

@@ -7,7 +7,6 @@ reference and its unit stay. Lengths are in the unit of local.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -27,6 +26,12 @@ from da3_ros.refinement.bundle import (
     Observations,
     PosePriors,
     adjust,
+)
+from da3_ros.refinement.edge_points import EdgePoints
+from da3_ros.refinement.few_tracks import (
+    align_directly,
+    has_few_tracks,
+    poses_by_brightness,
 )
 from da3_ros.refinement.measured_poses import (
     SETTLED,
@@ -109,7 +114,8 @@ class RefinedViews:
 class GraphBackup:
     """What windows change in a graph."""
 
-    views: dict[int, tuple[TrackedView, Array, float, Array, Array]]  # pose, scale, K, tracks
+    # By id: the view; pose, scale, K, tracks, edge points.
+    views: dict[int, tuple[TrackedView, Array, float, Array, Array, EdgePoints]]
     points: TrackPoints
     noise: TrackNoise
     metre: Metre
@@ -137,7 +143,7 @@ class SlidingGraph:
     def saved(self) -> GraphBackup:
         """Returns the graph as it is, for ``restore``."""
         views = {
-            i: (v, v.T_local_camera, v.log_scale, v.K, v.track.copy())
+            i: (v, v.T_local_camera, v.log_scale, v.K, v.track.copy(), v.edges.copy())
             for i, v in self.views.items()
         }
         return GraphBackup(views, copy.copy(self.points), copy.deepcopy(self.noise), self.metre)
@@ -145,8 +151,9 @@ class SlidingGraph:
     def restore(self, saved: GraphBackup) -> None:
         """Returns to a saved graph."""
         self.views = {}
-        for i, (view, T, s, K, track) in saved.views.items():
-            view.T_local_camera, view.log_scale, view.K, view.track = T, s, K, track
+        for i, (view, T, s, K, track, edges) in saved.views.items():
+            view.T_local_camera, view.log_scale, view.K = T, s, K
+            view.track, view.edges = track, edges
             self.views[i] = view
         self.points, self.noise, self.metre = saved.points, saved.noise, saved.metre
 
@@ -208,7 +215,8 @@ class SlidingGraph:
         self.views = {i: v for i, v in self.views.items() if i in at}
         for id, view in self.views.items():
             T, unit = at[id]
-            view.log_depth = view.log_depth + math.log(unit / view.unit)
+            grown = math.log(unit / view.unit)
+            view.log_depth, view.grown = view.log_depth + grown, view.grown + grown
             view.T_local_camera, view.unit = T, unit
         if corrections != self._corrections:
             self._corrections, self.points = corrections, self.points.without_positions()
@@ -236,6 +244,8 @@ class SlidingGraph:
         if found:
             good = start_pose(view, found, _newest(known, view), self.points, self.noise)
             extend_tracks(view, found, good, self.points)
+        if has_few_tracks(view):
+            align_directly(view, known, self.points, self.noise.depth)
         self.views[view.id] = view
         return int((view.track >= 0).sum())
 
@@ -250,15 +260,17 @@ class SlidingGraph:
         self._has_rig, self.rig_contradicted = bool(priors.root[rig, 3:].any()), False
         used, free = self._chosen(new)
         views, priors = [self.views[i] for i in used], priors.indexed(used)
+        aligned = poses_by_brightness(views).indexed(used)
+        priors = PosePriors.joined([priors, aligned])
         mine = np.array([k for k, i in enumerate(used) if i in new and free[k]], int)
         gathered = gather(views, free, self.max_tracks, mine)
-        if gathered is None:
+        if gathered is None and not len(aligned.first):
             return None
-        ids, observations = gathered
+        ids, observations = NO_TRACKS if gathered is None else gathered
         free = _without_loose(free, observations, priors)
         mine = mine[free[mine]]
         seen = np.bincount(observations.view, minlength=len(views))
-        free &= seen >= FEWEST_TRACKS
+        free &= (seen >= FEWEST_TRACKS) | np.isin(np.arange(len(views)), aligned.second)
         if not free[mine].any():
             return None
         free[mine] = True
@@ -283,10 +295,10 @@ class SlidingGraph:
             [i for i, f in zip(used, done.bundle.free, strict=True) if f],
             [i for i, f in zip(used, done.bundle.free, strict=True) if not f],
             {i: self.views[i].T_local_camera for i in used},
-            float(np.exp(np.median(done.bundle.typical_log_depth()))),
+            _typical_depth(done.bundle, views),
             _errors_in_local(done),
             len(ids),
-            float(np.sqrt(np.mean(np.minimum(done.reprojection, 10.0) ** 2))),
+            _reprojection_px(done),
             # Where no tracks connect the cameras, the network's poses say how far they are apart:
             # that holds them together, but is no measurement.
             found if connected else None,
@@ -353,12 +365,18 @@ class SlidingGraph:
         if self._metre_is_open():
             count, self._open = len(ids), self._open - 1
         free = set(ids[max(1, len(ids) - count) :]) | (set(new) - {ids[0]})
-        tracks = np.concatenate([np.zeros(0, int), *(self.views[i].track for i in free)])
+        tracks = np.concatenate([
+            np.zeros(0, int), *(t for i in free for t in self.views[i].tracks)
+        ])  # fmt: skip
         tracks = np.unique(tracks[tracks >= 0])
         held = [i for i in ids if i not in free]
-        common = {i: int(np.isin(self.views[i].track, tracks).sum()) for i in held}
+        common = {
+            i: sum(int(np.isin(t, tracks).sum()) for t in self.views[i].tracks) for i in held
+        }
         enough = [i for i in held if common[i] >= FEWEST_TRACKS]
         best = self._in_turn(sorted(enough, key=lambda i: (-common[i], i)))[:HELD] or held[-1:]
+        aligned = {i for k in free for i in self.views[k].aligned}
+        best += [i for i in held if i in aligned and i not in best]
         used = [i for i in ids if i in free or i in best]
         return used, np.array([i in free for i in used])
 
@@ -443,13 +461,10 @@ class SlidingGraph:
         enough = np.bincount(o.point[~bad], minlength=len(bundle.points)) >= 2
         kept = ~bad & enough[o.point]
         if bad.any() and kept.sum() > 2 * FEWEST_TRACKS:
-            fields = {f.name: getattr(o, f.name)[kept] for f in dataclasses.fields(o)}
             count = len(bundle.free)
-            seen = np.bincount(fields["view"], minlength=count) >= FEWEST_TRACKS // 2
+            seen = np.bincount(o.view[kept], minlength=count) >= FEWEST_TRACKS // 2
             seen |= np.bincount(o.view, minlength=count) < FEWEST_TRACKS  # others hold them
-            rest = replace(
-                done.bundle, observations=Observations(**fields), free=bundle.free & seen
-            )
+            rest = replace(done.bundle, observations=o.where(kept), free=bundle.free & seen)
             done = adjust(rest, LAST_STEPS)
         return done, bad
 
@@ -471,8 +486,8 @@ class SlidingGraph:
         """Takes over the solution; outliers leave their tracks."""
         b = done.bundle
         for at in np.flatnonzero(bad):
-            track = views[o.view[at]].track
-            track[track == ids[o.point[at]]] = -1
+            for track in views[o.view[at]].tracks:
+                track[track == ids[o.point[at]]] = -1
         self.take_over(views, ids, b)
 
     def take_over(self, views: list[TrackedView], ids: Array, solved: Bundle) -> None:
@@ -483,6 +498,33 @@ class SlidingGraph:
                 float(solved.log_scale[k]),
             )
         self.points.set(ids, solved.points)
+
+
+NO_TRACKS = (
+    np.zeros(0, int),
+    Observations(
+        np.zeros(0, int), np.zeros(0, int), np.zeros((0, 2)), np.zeros(0), np.zeros(0), np.zeros(0)
+    ),
+)
+
+
+def _typical_depth(solved: Bundle, views: Sequence[TrackedView]) -> float:
+    """Returns the median depth of a solved bundle's points, or of its views without any."""
+    logs = solved.typical_log_depth()
+    if not len(logs):
+        logs = np.concatenate([
+            v.image.log_depth[::8, ::8].ravel() + v.grown + s
+            for v, s in zip(views, solved.log_scale, strict=True) if v.image is not None
+        ])  # fmt: skip
+        logs = logs[np.isfinite(logs)]
+    return float(np.exp(np.median(logs))) if len(logs) else 1.0
+
+
+def _reprojection_px(done: Adjusted) -> float:
+    """Returns the root mean square reprojection error, pixels; NaN: no tracks."""
+    if not len(done.reprojection):
+        return float("nan")
+    return float(np.sqrt(np.mean(np.minimum(done.reprojection, 10.0) ** 2)))
 
 
 def _without_loose(free: Array, o: Observations, priors: PosePriors) -> Array:
@@ -564,6 +606,8 @@ def is_sane(bundle: Bundle) -> bool:
     T, s = bundle.T_local_camera, bundle.log_scale
     if not (np.isfinite(T).all() and np.isfinite(s).all() and np.abs(s).max() < MAX_LOG_SCALE):
         return False
+    if not len(bundle.points):
+        return True
     reach = float(np.exp(np.median(bundle.typical_log_depth())))
     extent = np.abs(T[:, :3, 3] - T[0, :3, 3]).max()
     return bool(extent < MAX_EXTENT * reach)
@@ -574,8 +618,8 @@ def gather(
 ) -> tuple[Array, Observations] | None:
     """Returns the ids [N], ascending, of at most ``most`` tracks that a free view and another view
     see, and their observations; None: too few."""
-    view = np.concatenate([np.full(len(v.track), k) for k, v in enumerate(views)])
-    track = np.concatenate([v.track for v in views])
+    view = np.concatenate([np.full(len(t), k) for k, v in enumerate(views) for t in v.tracks])
+    track = np.concatenate([t for v in views for t in v.tracks])
     some = np.flatnonzero(track >= 0)
     if not len(some):
         return None
@@ -590,7 +634,25 @@ def gather(
         return None
     order = np.lexsort((view[some], point))
     some, point = some[order], point[order]
-    pixel = np.concatenate([v.features.pixel for v in views])[some]
-    log_depth = np.concatenate([v.log_depth for v in views])[some]
+    pixel = np.concatenate([p for v in views for p in (v.features.pixel, _edge_pixel(v))])[some]
+    log_depth = np.concatenate([
+        d for v in views for d in (v.log_depth, v.edges.log_depth + v.grown)
+    ])[some]  # fmt: skip
+    normal = np.concatenate([
+        n for v in views for n in (np.full((len(v.track), 2), np.nan), v.edges.normal)
+    ])[some]  # fmt: skip
+    # The oldest view says which point of the edge it is; others see only its edge.
+    normal[np.diff(point, prepend=-1) > 0] = np.nan
     ones = np.ones(len(some))
-    return ids, Observations(view[some], point, pixel, ones, log_depth, ones)
+    return ids, Observations(
+        view[some], point, pixel, ones, log_depth, ones,
+        normal if np.isfinite(normal).any() else None,
+    )  # fmt: skip
+
+
+def _edge_pixel(view: TrackedView) -> Array:
+    """Returns the positions [E, 2] of edge points, pixels of ``Features.shape``."""
+    if view.image is None:
+        return np.zeros((0, 2))
+    size, small = view.features.shape[::-1], view.image.grey.shape[::-1]
+    return np.asarray(view.edges.pixel * (size[0] / small[0], size[1] / small[1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -9,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from da3_ros.geometry.projection import resize_K
+from da3_ros.refinement.direct_alignment import AlignedPose, AlignmentImage
+from da3_ros.refinement.edge_points import EdgePoints
 from da3_ros.refinement.features import Features
 from da3_ros.types import Array, FloatImage
 
@@ -99,6 +102,11 @@ class TrackedView:
     log_scale: float = 0.0  # of true over predicted depth
     unit: float = 1.0  # length in local of its submap's unit, for which ``log_depth`` holds
     track: Array = field(default_factory=lambda: np.zeros(0, int))  # [M] track id; -1: none
+    image: AlignmentImage | None = None  # None: it is not aligned directly
+    grown: float = 0.0  # what ``log_depth`` has grown by since it was predicted
+    # Its pose by the brightness of older views, by their ids; lengths in their predicted depth.
+    aligned: dict[int, AlignedPose] = field(default_factory=dict)
+    edges: EdgePoints = field(default_factory=EdgePoints.none)
 
     def __post_init__(self) -> None:
         self.track = np.full(len(self.features), -1)
@@ -107,6 +115,16 @@ class TrackedView:
     def is_placed(self) -> bool:
         """Whether it has a pose."""
         return not np.isnan(self.T_local_camera[0, 0])
+
+    @property
+    def tracks(self) -> tuple[Array, Array]:
+        """The ids of tracks of its features [M] (-1: none) and of its edge points [E]."""
+        return self.track, self.edges.track
+
+    @property
+    def depth_unit(self) -> float:
+        """The length in local of the unit in which its depth was predicted, by its scale."""
+        return math.exp(self.grown + self.log_scale)
 
     def rays(self, index: Array) -> Array:
         """Returns the rays [P, 3] of features, z = 1, camera axes."""
@@ -123,6 +141,7 @@ class TrackedView:
 def tracked_view(
     id: int, camera: str, features: Features, K: Array, T_local_camera: Array, depth: FloatImage,
     *, own_K: bool = False, measured: MeasuredPose = NOTHING_MEASURED,
+    image: AlignmentImage | None = None,
 ) -> TrackedView:  # fmt: skip
     """Returns a view with its features, and its predicted depth at them.
 
@@ -134,7 +153,9 @@ def tracked_view(
         log_depth = np.log(depth[at[:, 1], at[:, 0]].astype(np.float64))
     log_depth[~np.isfinite(log_depth)] = np.nan
     K = resize_K(K, small, size)
-    return TrackedView(id, camera, features, K, T_local_camera, log_depth, own_K, measured)
+    return TrackedView(
+        id, camera, features, K, T_local_camera, log_depth, own_K, measured, image=image
+    )
 
 
 class TrackPoints:
@@ -178,6 +199,6 @@ class TrackPoints:
 
     def keep(self, views: Iterable[TrackedView]) -> None:
         """Forgets tracks that none of these views sees."""
-        seen = np.concatenate([np.zeros(0, int), *(v.track for v in views)])
+        seen = np.concatenate([np.zeros(0, int), *(t for v in views for t in v.tracks)])
         held = np.isin(self._ids, seen)
         self._ids, self._points = self._ids[held], self._points[held]
