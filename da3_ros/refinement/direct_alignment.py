@@ -31,7 +31,7 @@ STEPS, CONVERGED_PX = 12, 0.01  # of a level, and the motion in the image that e
 GREY_SIGMA = 1.0  # least standard deviation of a pixel's brightness, grey levels
 HUBER, OUTLIER = 1.5, 6.0  # standard deviations from which on a pixel counts less, and nothing
 # Width of a neighbourhood, pixels, and the jump of the logarithm of depth in it at an outline.
-OUTLINE, OUTLINE_JUMP = 5, 0.15
+OUTLINE, OUTLINE_JUMP = 7, 0.15
 FEWEST = 60  # pixels that determine a pose
 FEWEST_SEEN = 0.3  # share of the pixels that both views see
 FEWEST_RIGHT, RIGHT = 0.6, 3.0  # share of these that agree with the pose, to standard deviations

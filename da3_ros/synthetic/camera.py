@@ -11,7 +11,7 @@ from da3_ros.geometry.projection import corner_K
 from da3_ros.sensors.calibration import pinhole_calibration
 from da3_ros.sensors.camera_models import is_distorted
 from da3_ros.synthetic.renderer import render_batch
-from da3_ros.synthetic.rooms import make_room, stack_rooms
+from da3_ros.synthetic.rooms import make_room, stack_rooms, without_texture
 from da3_ros.synthetic.walks import Pace, make_walk
 from da3_ros.types import Array, Calibration, FloatImage, Image
 
@@ -51,6 +51,7 @@ class SyntheticCamera:
         pace: speed limits; its rate is replaced by ``rate_hz``.
         device: torch device for rendering.
         mount: [4, 4] pose of this camera relative to the walk's poses, for cameras on a rig.
+        plain: whether surfaces have no texture, see ``without_texture``; the walk is the same.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class SyntheticCamera:
         device: str = "cpu",
         start_ns: int = START_NS,
         mount: Array | None = None,
+        plain: bool = False,
     ) -> None:
         self.seed, self.size, self.rate_hz = seed, size, rate_hz
         self.noise_sigma, self.exposure_drift = noise_sigma, exposure_drift
@@ -83,6 +85,8 @@ class SyntheticCamera:
             self.T_room_camera = self.T_room_camera @ mount
         self.calibration = _calibration(size, fov_deg, distortion_model, D)
         self.K = corner_K(self.calibration.K)
+        if plain:
+            self.room = without_texture(self.room)
         self._rooms = stack_rooms([self.room], device)
 
     def __len__(self) -> int:

@@ -138,6 +138,17 @@ def make_ring(seed: int, width: float = 2.2) -> Room:
     return _finish(seed, rng, size, boxes, windows)
 
 
+def without_texture(room: Room) -> Room:
+    """Returns a room with plain surfaces: edges, shading, and tiles on one surface of four."""
+    material = room.material.clone()
+    noise = [COLUMN[f"{parity}_{c}"] for parity in ("even", "odd") for c in "rgb"]
+    material[:, [*noise, COLUMN["patch_share"]]] = 0.0
+    plain = torch.from_numpy(np.random.default_rng(room.seed).random(len(material)) < 0.75)
+    tiles = [COLUMN["tile_tone"], COLUMN["joint_tone"]]
+    material[:, tiles] *= ~plain[:, None]
+    return replace(room, material=material)
+
+
 def _ring_box(rng: np.random.Generator, size: Array, core: _Box) -> _Box:
     """A flat box on a wall of the core that leaves the corridor free."""
     axis, side = rng.integers(2), 2 * rng.integers(2) - 1

@@ -159,3 +159,47 @@ def test_keyframes_whose_images_match_are_compared_first(closer):
     assert newest == 2 * COUNT - 1
     assert set(range(COUNT)) <= set(others)
     assert not set(others) & set(range(newest - 8, newest + 1))  # which share windows with it
+
+
+@pytest.fixture
+def lost():
+    """As ``closer``; nobody knows where the second chain begins, and it is guessed."""
+    out = LoopClosure()
+    walk(out, 0)
+    out.start_chain(lost=True)
+    walk(out, COUNT)
+    return out
+
+
+def test_a_guess_confirms_no_join(lost, monkeypatch):
+    assert looks(lost, monkeypatch, [(4, 24), (5, 25)], RIGHT) == [False, False]
+    assert looks(lost, monkeypatch, [(12, 32)], RIGHT) == [True]
+
+
+def test_nor_holds_it_a_wrong_one(lost, monkeypatch):
+    looks(lost, monkeypatch, APART[:2], WRONG)
+    assert looks(lost, monkeypatch, APART[2:], RIGHT) == [False, True]
+    assert lost.undone == 1
+    assert error(lost) < 0.02
+
+
+@pytest.mark.parametrize("start", [False, True], ids=("unconnected", "lost"))
+def test_after_a_false_join_the_true_place_is_looked_at(monkeypatch, start):
+    """Also if it is far from the false one."""
+    closer = LoopClosure()
+    walk(closer, 0)
+    closer.start_chain(lost=start)
+    walk(closer, COUNT)
+    far = Similarity(1.0, np.eye(3), np.array([0, 0, 10.0]))
+    looks(closer, monkeypatch, APART[:2], far)
+    assert error(closer) > 5
+    closer.candidates._from = None
+    closer.candidates.restart()
+    newest = 2 * COUNT - 1
+
+    def matching(new, others):
+        return [o for o in others if o.view.id == newest - COUNT], True
+
+    found = closer.candidates.next(None, matching)
+    assert found is not None
+    assert found.view.id == newest - COUNT

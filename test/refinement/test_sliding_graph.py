@@ -168,14 +168,26 @@ def test_nor_without_a_rig_that_shows_it():
 
 
 def test_tracks_of_one_camera_connect_none():
-    graph = rig_graph()
-    assert graph._are_connected()
-    for one in graph.views.values():
+    views = list(rig_graph().views.values())
+    free = np.ones(len(views), bool)
+    assert SlidingGraph._are_connected(views, free)
+    for one in views:
         if one.camera == "right":
             one.track = one.track + 1000
-    assert not graph._are_connected()
-    graph.views = {0: graph.views[0]}
-    assert not graph._are_connected()
+    assert not SlidingGraph._are_connected(views, free)
+
+
+def test_framesets_that_are_held_connect_none():
+    """The rig's pose of held views is in no equation."""
+    views = list(rig_graph().views.values())
+    newest = max(v.measured.frameset for v in views)
+    free = np.array([v.measured.frameset == newest for v in views])
+    assert SlidingGraph._are_connected(views, free)
+    for one, moves in zip(views, free, strict=True):
+        if moves and one.camera == "right":
+            one.track = one.track + 1000
+    assert not SlidingGraph._are_connected(views, free)
+    assert not SlidingGraph._are_connected(views[:1], free[:1])
 
 
 def test_a_metre_that_tracks_contradict_again_and_again_is_not_believed(monkeypatch):
