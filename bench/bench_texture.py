@@ -4,8 +4,9 @@
 
 Rooms are rendered with plain surfaces: edges, shading, and tiles on one surface of four. Errors
 are those of the poses at the end, after a Sim(3) fit to the true ones. ``first_tenth``: local
-scale of the first tenth of the way over the median of all tenths. Kinds: ``dim`` has a fifth of the
-light, and noise of 3 grey levels; ``blur`` is 9 pixels wide; ``textured`` has the usual surfaces.
+scale of the first tenth of the way over the median of all tenths. Kinds: ``dim`` has a fifth of
+the light, and noise of 3 grey levels; ``blur`` is 9 pixels wide; ``textured`` has the usual
+surfaces.
 """
 
 from __future__ import annotations

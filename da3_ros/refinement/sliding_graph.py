@@ -387,8 +387,8 @@ class SlidingGraph:
 
     @staticmethod
     def _are_connected(views: Sequence[TrackedView], free: Array) -> bool:
-        """Whether tracks connect several cameras in framesets that are adjusted (``free`` [V]): held
-        ones measure nothing. See ``are_connected``."""
+        """Whether tracks connect several cameras in framesets of which some view is ``free`` [V]:
+        held ones measure nothing. See ``are_connected``."""
         moves = {v.measured.frameset for v, f in zip(views, free, strict=True) if f}
         views = [v for v in views if v.measured.frameset in moves]
         if not views or all(v.camera == views[0].camera for v in views):
