@@ -17,11 +17,11 @@ from da3_ros.refinement.features import FeatureDetector, Features
 from da3_ros.refinement.loop_check import of_one_geometry
 from da3_ros.refinement.tracked_view import match
 
-FEATURES, PIXELS = 200, 300_000  # of a keyframe; pixels of its image, at most
+FEATURES, PIXELS = 200, 100_000  # of a keyframe; pixels of its image, at most, else shrunk
 FEWEST = 12  # matches of one geometry; of other rooms there are 8 at most
 KEPT = 512  # keyframes whose features are kept: 26 KB each
 NOTHING = Features((1, 1), np.zeros((0, 2)), np.zeros((0, 128), np.uint8))
-MOST_NEW = 8  # keyframes per search whose features are detected: 5 to 40 ms each
+MOST_NEW = 8  # keyframes per search whose features are detected: 5 to 10 ms each
 
 
 class PlaceFeatures(MapListener):
