@@ -53,7 +53,7 @@ def test_many_are_looked_at_one_after_the_other(room, others, monkeypatch):
     monkeypatch.setattr(place_features, "MOST_NEW", 4)
     places, detected = PlaceFeatures(), []
     detector = places._detector
-    places._detector = lambda image: detected.append(1) or detector(image)
+    places._detector = lambda *image: detected.append(1) or detector(*image)
     near = [*others, *room[1:]]
     counts = []
     for _ in range(5):
@@ -92,3 +92,23 @@ def test_what_cannot_be_read_matches_nothing(room):
 
     lost = dataclasses.replace(room[1], file=Lost(), index=0)
     assert ids(PlaceFeatures().matching(room[0], [lost, room[2]])) == [2]
+
+
+def test_the_robots_own_body_is_no_place(room, others):
+    """It looks the same everywhere."""
+    body = np.random.default_rng(0).integers(0, 256, (5, 28, 3), np.uint8)
+    body = np.kron(body, np.ones((12, 8, 1), np.uint8))
+    valid = np.ones(SIZE[::-1], bool)
+    valid[-len(body) :] = False
+
+    def with_body(row, mask):
+        image = row.view.image.copy()
+        image[-len(body) :] = body
+        view = dataclasses.replace(row.view, image=image, valid=mask)
+        return dataclasses.replace(row, view=view)
+
+    masked = [with_body(o, valid) for o in (room[0], *others)]
+    bare = [with_body(o, None) for o in (room[0], *others)]
+    for rows, found in ((masked, False), (bare, True)):
+        places = PlaceFeatures()
+        assert bool(ids(places.matching(rows[0], rows[1:9]))) is found

@@ -9,6 +9,7 @@ from support.cases import long_after
 from da3_ros.config import config_from_parameters
 from da3_ros.pipeline import map_adjustment
 from da3_ros.pipeline.pipeline import Pipeline
+from da3_ros.refinement import sliding_graph
 from da3_ros.refinement.measured_poses import SETTLED
 from da3_ros.scale_sources.rig import RigBaselines
 from da3_ros.synthetic import SyntheticCamera
@@ -47,6 +48,7 @@ def run(rig, *, noise=None, mounts=None, seed=0, session=TruthSession, **values)
     """Results, and for each the true metres per unit of its window's chain."""
     known, cameras, frames = rig
     known = known if mounts is None else mounts
+    known = known if callable(known) else known.get
     session = session(frames, noise=noise, seed=seed)
     pipeline = Pipeline(settings(**values), session)
     results, true = [], []
@@ -54,7 +56,7 @@ def run(rig, *, noise=None, mounts=None, seed=0, session=TruthSession, **values)
         frameset = [
             Frame(
                 frames[n][i].stamp_ns, frames[n][i].image, f"{n}_optical", n,
-                cameras[n].calibration, T_rig_camera=known.get(n),
+                cameras[n].calibration, T_rig_camera=known(n),
             )
             for n in NAMES
         ]  # fmt: skip
@@ -221,6 +223,23 @@ def test_a_rig_that_tracks_contradict_gives_no_metres_and_one_line(declared, cap
     assert not any(r.scale.metric for r in results)
     assert pipeline.counters["rig_contradicted"] >= 5
     assert caplog.text.count("otherwise than declared") == 1
+
+
+def test_a_knocked_rig_holds_its_metres_as_uncertain(monkeypatch):
+    """They may be wrong since then."""
+    monkeypatch.setattr(sliding_graph, "MOST_CONTRADICTIONS", 3)
+    rig = make(0.12, "strafe", frames=14, yaw_deg=0.0, size=(224, 168))
+    asked = []
+
+    def declared(name):
+        asked.append(name)
+        turn = 12.0 * (len(asked) > 14)  # the second half of all frames
+        return np.eye(4) if name == "front" else rig_mount(1, 0.12, turn)
+
+    _, results, _ = run(rig, noise=NOISE, mounts=declared, **TRACKED)
+    sigmas = [r.scale.sigma for r in results if r.scale.metric and r.camera == "front"]
+    assert min(sigmas) < 0.02
+    assert sigmas[-1] >= 0.1
 
 
 class DeepSession(TruthSession):

@@ -156,6 +156,8 @@ def test_unknown_scale_is_in_the_report(true_run):
     assert report["license"] == "Apache-2.0"
     assert report["parameters"]["window.new"] == 2
     assert report["refinement"]["focal_source"] == {"": "camera_info"}
+    assert report["loops"].keys() == {"looked_at", "verified", "closed", "joins_undone"}
+    assert report["loops"]["looked_at"] >= report["loops"]["verified"] >= 0
 
 
 def same_bytes(a, b, but):

@@ -164,6 +164,7 @@ def test_every_topic_comes_with_its_type_frame_and_stamp():
         "publish_median_s", "memory_budget_gb", "memory_plan_gb", "memory_peak_gb", "device",
         "precision", "attention", "model", "license", "scale_source", "scale", "alignment_rms",
         "alignment_inliers", "focal_source", "map_points", "map_memory_mb", "last_error",
+        "loops_looked_at", "loops_verified", "loops_closed", "joins_undone",
     }  # fmt: skip
     assert diagnostics[-1].status[0].name == "/da3: stream"
     assert diagnostics[-1].status[0].hardware_id
