@@ -32,6 +32,7 @@ GREY_SIGMA = 1.0  # least standard deviation of a pixel's brightness, grey level
 HUBER, OUTLIER = 1.5, 6.0  # standard deviations from which on a pixel counts less, and nothing
 # Width of a neighbourhood, pixels, and the jump of the logarithm of depth in it at an outline.
 OUTLINE, OUTLINE_JUMP = 7, 0.15
+ROW = 256  # positions that are sampled in a row
 FEWEST = 60  # pixels that determine a pose
 FEWEST_SEEN = 0.3  # share of the pixels that both views see
 FEWEST_RIGHT, RIGHT = 0.6, 3.0  # share of these that agree with the pose, to standard deviations
@@ -261,11 +262,16 @@ class _Target:
 
 
 def sampled(image: FloatImage, pixel: Array) -> Array:
-    if not len(pixel):
+    """Returns the values [P] of an image at positions [P, 2], linear between pixels."""
+    count = len(pixel)
+    at = np.zeros((-(-count // ROW), ROW, 2), np.float32)  # OpenCV takes 32766 rows at most
+    at.reshape(-1, 2)[:count] = pixel - 0.5
+    if not count:
         return np.zeros(0)
-    at = (pixel - 0.5).astype(np.float32)
-    out = cv2.remap(image, at[:, :1], at[:, 1:], cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
-    return np.asarray(out[:, 0], np.float64)
+    out = cv2.remap(
+        image, at[..., 0], at[..., 1], cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE
+    )
+    return np.asarray(out.reshape(-1)[:count], np.float64)
 
 
 @dataclass(frozen=True, eq=False)

@@ -88,8 +88,10 @@ def new_edge_points(image: AlignmentImage, known: Array) -> tuple[Array, Array]:
         if count[cells[k]] >= PER_CELL or taken[int(y), int(x)]:
             continue
         count[cells[k]] += 1
-        cv2.circle(taken, (int(x), int(y)), int(APART), 1, -1)
         chosen.append(k)
+        if (count >= PER_CELL).all():
+            break
+        cv2.circle(taken, (int(x), int(y)), int(APART), 1, -1)
     return at[chosen], n[chosen]
 
 

@@ -84,6 +84,14 @@ def test_new_edge_points_keep_away_from_known_ones(frames):
     assert both.size == 0 or both.min() >= 2
 
 
+def test_an_image_may_have_edges_everywhere():
+    """More than OpenCV samples in a column."""
+    noise = np.random.default_rng(0).integers(0, 256, (*SIZE[::-1], 3), np.uint8)
+    image = AlignmentImage.of(noise, None, np.ones(SIZE[::-1], np.float32))
+    pixel, _ = new_edge_points(image, np.zeros((0, 2)))
+    assert 100 < len(pixel) <= 216
+
+
 def test_few_tracks_and_tracks_in_one_corner_need_edges():
     rng = np.random.default_rng(0)
     for count, size, few in ((300, (640, 480), False), (60, (640, 480), True),
