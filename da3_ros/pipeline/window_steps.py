@@ -142,7 +142,8 @@ class WindowSteps(MapListener):
         )  # fmt: skip
         for index, prepared in enumerate(new, len(shared)):
             yield self._deliver(prepared, index, placed, report)
-        self.blind.sight.note_window(refined=placed.refined is not None)
+        refined = placed.refined
+        self.blind.sight.note_window(refined=refined is not None and refined.by_features)
         self._finish_window(window)
 
     def _place(

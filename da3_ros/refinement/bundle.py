@@ -21,9 +21,9 @@ from scipy.spatial.transform import Rotation
 
 from da3_ros.types import Array
 
-# Measured relative poses of views: priors of a bundle, by network, robot, rig and brightness.
+# Measured relative poses of views: priors of a bundle, by network, robot and rig.
 
-NETWORK, ROBOT, RIG, BRIGHTNESS = range(4)  # who has measured a relative pose
+NETWORK, ROBOT, RIG = range(3)  # who has measured a relative pose
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,10 +36,9 @@ class PosePriors:
 
     first: Array  # [P] id or index of a view, int
     second: Array  # [P] the same of another view, int
-    # [P, 4, 4], units of local; by brightness: of the first view's predicted depth
-    T_first_second: Array
+    T_first_second: Array  # [P, 4, 4], units of local
     root: Array  # [P, 6, 6] root of the inverse covariance of the errors; 0: unknown
-    source: Array  # [P] NETWORK, ROBOT, RIG or BRIGHTNESS
+    source: Array  # [P] NETWORK, ROBOT or RIG
 
     @staticmethod
     def isotropic(
@@ -546,24 +545,18 @@ class _Solver:
     def _add_pose_priors(self, state: _State, H: Array, g: Array) -> float:
         p, metre = self.b.poses, self.b.metre_prior
         cost_of_metre = 0.0
-        T = p.T_first_second.copy()
+        T = p.T_first_second
         by_metre = np.zeros((len(p.first), 6))
         if metre is not None:
             cost_of_metre = self._add_metre_prior(metre, state, H, g)
             rig = p.source == RIG
+            T = T.copy()
             T[rig, :3, 3] *= np.exp(state.common[-1])
             by_metre[rig, 3:] = -T[rig, :3, 3]
         if not len(p.first):
             return cost_of_metre
-        bright = p.source == BRIGHTNESS
-        T[bright, :3, 3] *= np.exp(state.s[p.first[bright]])[:, None]
         r, Ji, Jj = pose_prior_terms(
             state.R[p.first], state.c[p.first], state.R[p.second], state.c[p.second], T
-        )
-        by_scale = np.zeros((len(r), 6, 1))
-        by_scale[bright, 3:, 0] = -T[bright, :3, 3]
-        Ji, Jj = (
-            np.concatenate(J, axis=2) for J in ((Ji, by_scale), (Jj, np.zeros_like(by_scale)))
         )
         r, Ji, Jj = (p.root @ r[..., None])[..., 0], p.root @ Ji, p.root @ Jj
         by_metre = (p.root @ by_metre[..., None])[..., 0]
@@ -576,10 +569,10 @@ class _Solver:
         for k, (i, j) in enumerate(zip(self.slot[p.first], self.slot[p.second], strict=True)):
             ends = [(at, J[k]) for at, J in ((i, Ji), (j, Jj)) if at >= 0]
             for at, J in ends:
-                rows = slice(SIZE * at, SIZE * (at + 1))
+                rows = slice(SIZE * at, SIZE * at + 6)
                 g[rows] += J.T @ r[k]
                 for other, J2 in ends:
-                    H[rows, SIZE * other : SIZE * (other + 1)] += J.T @ J2
+                    H[rows, SIZE * other : SIZE * other + 6] += J.T @ J2
                 if metre is not None:
                     H[rows, -1] += J.T @ by_metre[k]
                     H[-1, rows] += J.T @ by_metre[k]

@@ -9,6 +9,7 @@ small grey images; no network.
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 
 import cv2
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
 from da3_ros.geometry.projection import resize_K
+from da3_ros.refinement.track_noise import PoseNoise
 from da3_ros.types import Array, FloatImage, Image
 
 WIDTH = 256  # most columns of the small image
@@ -24,10 +26,12 @@ WIDTH = 256  # most columns of the small image
 BLUR_PX = 1.0
 # Of the pyramid, each half as large as the one before, and least height and width, pixels.
 LEVELS, SMALLEST = 4, 16
+MARGIN = 2  # pixels of each level between what is aligned and what is not usable
 MOST = (2000, 1500, 800, 400)  # pixels of a level that are aligned
 CELLS = 8  # per side of a grid; each cell gives its share of the pixels
 LEAST_GRADIENT = 0.5  # grey levels per pixel: less is the camera's rounding
 STEPS, CONVERGED_PX = 12, 0.01  # of a level, and the motion in the image that ends it
+MOST_FLOW_PX = 0.1  # the same of a pose that counts
 GREY_SIGMA = 1.0  # least standard deviation of a pixel's brightness, grey levels
 HUBER, OUTLIER = 1.5, 6.0  # standard deviations from which on a pixel counts less, and nothing
 # Width of a neighbourhood, pixels, and the jump of the logarithm of depth in it at an outline.
@@ -38,11 +42,6 @@ FEWEST_SEEN = 0.3  # share of the pixels that both views see
 FEWEST_RIGHT, RIGHT = 0.6, 3.0  # share of these that agree with the pose, to standard deviations
 LEAST_CORRELATION = 0.8  # of the brightness of those that count: else it is another scene
 MOST_EXPOSURE = 3.0  # factor on brightness, or its inverse
-PATCHES = 4  # per side: parts of the image whose depths are wrong by one factor each
-# What is not modelled (rounding, blur, shine) makes errors larger than brightness and depth say,
-# found on rendered rooms; and least standard deviations, rad and over depth.
-EXCESS, ROTATION_FLOOR, POSITION_FLOOR = 2.0, 2e-4, 1e-3
-COMMON_DEPTH = 0.02  # standard deviation of the logarithm of all depths of a view together
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,8 +96,20 @@ class AlignmentImage:
     @functools.cached_property
     def chosen(self) -> list[_Chosen]:
         """The pixels of each level that are aligned."""
-        return [_chosen(grey, self.log_depth, most)
-                for grey, most in zip(self.levels, MOST, strict=False)]  # fmt: skip
+        return [
+            _chosen(grey, self.log_depth, self.usable_at(k), MOST[k])
+            for k, grey in enumerate(self.levels)
+        ]
+
+    def usable_at(self, level: int) -> FloatImage | None:
+        """Returns 1 where a level is usable, away from what is not; None: all."""
+        if self.usable is None:
+            return None
+        size = self.levels[level].shape[::-1]
+        small = cv2.resize(self.usable.astype(np.float32), size, interpolation=cv2.INTER_AREA)
+        whole = (small > 0.99).astype(np.uint8)
+        kernel = np.ones((2 * MARGIN + 1, 2 * MARGIN + 1), np.uint8)
+        return np.asarray(cv2.erode(whole, kernel, borderValue=1), np.float32)
 
     def log_depth_at(self, pixel: Array) -> Array:
         """Returns the logarithms [P] of depth at positions [P, 2] in the image."""
@@ -120,22 +131,16 @@ class _Chosen:
     depth: Array  # [P]
 
 
-@dataclass(frozen=True, eq=False)
-class AlignedPose:
-    """The pose of a view by another one. Lengths are in the unit of the other one's depth."""
-
-    T_known_view: Array  # [4, 4]
-    # [6, 6] of (rotation, rad, in the axes of the view; position in those of the known one)
-    covariance: Array
-    right: float  # share of the pixels in both views that agree
-
-
-def _chosen(grey: FloatImage, log_depth: FloatImage, most: int) -> _Chosen:
+def _chosen(
+    grey: FloatImage, log_depth: FloatImage, usable: FloatImage | None, most: int
+) -> _Chosen:
     """Returns at most ``most`` pixels with depth and a gradient, the strongest of each cell."""
     height, width = grey.shape
     depth = cv2.resize(log_depth, (width, height), interpolation=cv2.INTER_NEAREST)
     strength = np.hypot(*gradient(grey))
     strength[~np.isfinite(depth)] = 0.0
+    if usable is not None:
+        strength[usable < 1] = 0.0
     strength[:2] = strength[-2:] = 0.0
     strength[:, :2] = strength[:, -2:] = 0.0
     flat = strength.ravel()
@@ -173,17 +178,19 @@ def gradient(grey: FloatImage) -> tuple[FloatImage, FloatImage]:
 
 def aligned_pose(
     known: AlignmentImage, view: AlignmentImage, K_known: Array, K: Array, T_known_view: Array,
-    depth_sigma: float,
-) -> AlignedPose | None:  # fmt: skip
-    """Aligns a view to a known one, from a start pose; None if they do not agree, or if too few
-    pixels see the same.
+    depth_sigma: float, start: PoseNoise,
+) -> Array | None:  # fmt: skip
+    """Returns ``T_known_view`` [4, 4] of a view by a known one, from a start pose; None if they do
+    not agree, or if too few pixels see the same.
 
-    K_known, K: [3, 3] corner rule, pixels of ``grey``. T_known_view: [4, 4], unit of the known
-    view's depth. depth_sigma: standard deviation of the logarithm of predicted depth.
+    K_known, K: [3, 3] corner rule, pixels of ``grey``. T_known_view: [4, 4] of the start, unit of
+    the known view's depth. depth_sigma: standard deviation of the logarithm of predicted depth.
+    start: noise of the start pose; where brightness says nothing, that pose stays.
     """
-    T = np.linalg.inv(T_known_view)  # view from known
-    exposure = np.array([1.0, 0.0])
+    T = begin = np.linalg.inv(T_known_view)  # view from known
+    exposure = _exposure(known, view)
     fit: _Fit | None = None
+    flow = math.inf
     for level in reversed(range(min(len(known.levels), len(view.levels)))):
         target = _Target.of(view, level, K)
         points = _points(known, level, K_known)
@@ -193,24 +200,34 @@ def aligned_pose(
             fit = _fit(points, known.chosen[level], target, T, exposure, depth_sigma)
             if fit is None:
                 return None
-            step = fit.step
+            step = fit.step(_motion(T, begin), start)
             if step is None:
                 return None
             move = np.eye(4)
             move[:3, :3] = Rotation.from_rotvec(step[:3]).as_matrix()
             move[:3, 3] = step[3:6]
             T, exposure = move @ T, exposure + step[6:]
-            if fit.flow(step) < CONVERGED_PX:
+            flow = fit.flow(step)
+            if flow < CONVERGED_PX:
                 break
-    if fit is None or not fit.is_good or not np.isfinite(T).all():
+    if fit is None or not fit.is_good or not flow < MOST_FLOW_PX:
         return None
     if not 1 / MOST_EXPOSURE < exposure[0] < MOST_EXPOSURE:
         return None
-    back = np.linalg.inv(T)
-    turn = np.eye(6)
-    turn[3:, 3:] = back[:3, :3]
-    covariance = turn @ fit.covariance() @ turn.T
-    return AlignedPose(back, covariance, fit.right)
+    return np.asarray(np.linalg.inv(T))
+
+
+def _motion(T: Array, begin: Array) -> Array:
+    """Returns the rotation vector and the position [6] that move ``begin`` to ``T``."""
+    move = T @ np.linalg.inv(begin)
+    return np.concatenate((Rotation.from_matrix(move[:3, :3]).as_rotvec(), move[:3, 3]))
+
+
+def _exposure(known: AlignmentImage, view: AlignmentImage) -> Array:
+    """Returns factor and offset [2] between the brightness of both images, by their spread."""
+    (a, b), (c, d) = ((i.levels[-1].mean(), i.levels[-1].std()) for i in (known, view))
+    factor = float(np.clip(d / max(b, 1e-3), 1 / MOST_EXPOSURE, MOST_EXPOSURE))
+    return np.array([factor, c - factor * a])
 
 
 def _points(known: AlignmentImage, level: int, K: Array) -> Array:
@@ -234,12 +251,7 @@ class _Target:
     def of(view: AlignmentImage, level: int, K: Array) -> _Target:
         grey = view.levels[level]
         size, whole = grey.shape[::-1], view.grey.shape[::-1]
-        usable = None
-        if view.usable is not None:
-            usable = np.asarray(
-                cv2.resize(view.usable.astype(np.float32), size, interpolation=cv2.INTER_AREA),
-                np.float32,
-            )
+        usable = view.usable_at(level)
         return _Target(
             (grey, *gradient(grey)), usable, resize_K(K, (whole[0], whole[1]), (size[0], size[1]))
         )
@@ -280,11 +292,8 @@ class _Fit:
     the view) and of the exposure; P pixels that the view sees."""
 
     J: Array  # [P, 8]
-    by_depth: Array  # [P] derivative by the logarithm of depth
-    depth_sigma: float  # its standard deviation
     weight: Array  # [P] over variance
     residual: Array  # [P]
-    cell: Array  # [P] number of the part of the image
     right: float  # share of the pixels that agree
     correlation: float  # of the brightness of those that count
     typical_depth: float
@@ -300,14 +309,18 @@ class _Fit:
         """The information [8, 8]."""
         return np.asarray((self.J * self.weight[:, None]).T @ self.J)
 
-    @property
-    def step(self) -> Array | None:
-        """The Gauss-Newton step [8]; None: not determined."""
+    def step(self, away: Array, start: PoseNoise) -> Array | None:
+        """Returns the Gauss-Newton step [8]; None: not determined.
+
+        away: [6] motion from the start pose, whose noise is ``start``.
+        """
+        sigma = np.repeat((start.rotation, start.position * self.typical_depth), 3)
         H = self.H + np.diag(1e-6 * np.diag(self.H) + 1e-9)
+        H[:6, :6] += np.diag(1 / sigma**2)
+        g = (self.J * self.weight[:, None]).T @ self.residual
+        g[:6] += away / sigma**2
         try:
-            return np.asarray(
-                -np.linalg.solve(H, (self.J * self.weight[:, None]).T @ self.residual)
-            )
+            return np.asarray(-np.linalg.solve(H, g))
         except np.linalg.LinAlgError:
             return None
 
@@ -315,27 +328,6 @@ class _Fit:
         """Returns about how far a step moves the image, pixels of its level."""
         move = np.abs(step[3:6]).max() / self.typical_depth
         return float((np.abs(step[:3]).max() + move) * self.focal)
-
-    def covariance(self) -> Array:
-        """Returns the covariance [6, 6] of the pose: by brightness, by depths that are wrong by
-        one factor in each part of the image, and by one factor of all."""
-        scale = np.array([1.0] * 3 + [self.typical_depth] * 3 + [1.0, 100.0])
-        H = self.H * np.outer(scale, scale)
-        inverse = np.linalg.inv(H + 1e-9 * np.trace(H) * np.eye(8))
-        count = PATCHES**2
-        g = np.zeros((count, 8))
-        np.add.at(
-            g,
-            self.cell,
-            self.J * (self.weight * self.by_depth * self.depth_sigma)[:, None] * scale,
-        )
-        by_cell = g @ inverse
-        by_all = (self.J * (self.weight * self.by_depth)[:, None] * scale).sum(0) @ inverse
-        C = EXCESS**2 * (
-            inverse + by_cell.T @ by_cell + COMMON_DEPTH**2 * np.outer(by_all, by_all)
-        )
-        C = C[:6, :6] + np.diag([ROTATION_FLOOR**2] * 3 + [POSITION_FLOOR**2] * 3)
-        return np.asarray(C * np.outer(scale[:6], scale[:6]))
 
 
 def _fit(
@@ -362,11 +354,8 @@ def _fit(
     variance = noise**2 + (depth_sigma * by_depth) ** 2
     error = np.abs(residual) / np.sqrt(variance)
     weight = np.where(error < HUBER, 1.0, HUBER / np.maximum(error, 1e-9)) * (error < OUTLIER)
-    height, width = target.maps[0].shape
-    part = (pixel[some] * PATCHES / (width, height)).astype(int).clip(0, PATCHES - 1)
     return _Fit(
-        J, by_depth, depth_sigma, weight / variance, residual,
-        part[:, 1] * PATCHES + part[:, 0], float((error < RIGHT).mean()),
+        J, weight / variance, residual, float((error < RIGHT).mean()),
         _correlation(value, known, weight), float(np.median(z)), float(K[0, 0]),
     )  # fmt: skip
 

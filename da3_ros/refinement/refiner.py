@@ -21,7 +21,7 @@ from da3_ros.refinement.direct_alignment import AlignmentImage
 from da3_ros.refinement.features import FeatureDetector
 from da3_ros.refinement.measured_poses import measured_poses, units_per_metre
 from da3_ros.refinement.self_calibration import NO_CHANGE, LengthChange, SelfCalibration
-from da3_ros.refinement.sliding_graph import GraphBackup, RefinedViews, SlidingGraph
+from da3_ros.refinement.sliding_graph import FEWEST_TRACKS, GraphBackup, RefinedViews, SlidingGraph
 from da3_ros.refinement.solver_limits import SolverLimits
 from da3_ros.refinement.track_history import TrackHistory, history_of
 from da3_ros.refinement.tracked_view import MeasuredPose, TrackedView, tracked_view
@@ -55,6 +55,7 @@ class RefinedWindow:
     depth_means_something: bool  # whether it has at least something to do with it
     change: LengthChange  # of lengths in local; not 1 with a new focal length
     guessed_focal: bool  # whether the network guesses the focal length of a camera
+    by_features: bool  # whether there were tracks of features, and not only of edges
 
     def scaled(self, depth: FloatImage) -> FloatImage:
         """Returns depth [N, h, w] of the window with the factors on its new views."""
@@ -194,6 +195,7 @@ class WindowRefiner:
             means_something,
             change or NO_CHANGE,
             any(self._is_guessed(i) for i in done.ids),
+            found >= FEWEST_TRACKS,
         )
 
     def _is_guessed(self, id: int) -> bool:

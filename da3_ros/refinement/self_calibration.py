@@ -235,7 +235,7 @@ def _bundle(
     """Returns the ids of at most ``most`` tracks, and their bundle with views that are all free
     but the first; None: too few tracks."""
     free = np.arange(len(views)) > 0
-    gathered = gather(views, free, most, np.array([len(views) - 1]))
+    gathered = gather(views, free, most, np.array([len(views) - 1]), with_edges=False)
     if gathered is None:
         return None
     bundle = graph.bundle(views, free, *gathered, PosePriors.none())

@@ -31,7 +31,6 @@ from da3_ros.refinement.edge_points import EdgePoints
 from da3_ros.refinement.few_tracks import (
     align_directly,
     has_few_tracks,
-    poses_by_brightness,
 )
 from da3_ros.refinement.measured_poses import (
     SETTLED,
@@ -244,8 +243,8 @@ class SlidingGraph:
         if found:
             good = start_pose(view, found, _newest(known, view), self.points, self.noise)
             extend_tracks(view, found, good, self.points)
-        if has_few_tracks(view):
-            align_directly(view, known, self.points, self.noise.depth)
+        if has_few_tracks(view, self.max_tracks):
+            align_directly(view, known, self.points, self.noise)
         self.views[view.id] = view
         return int((view.track >= 0).sum())
 
@@ -260,17 +259,15 @@ class SlidingGraph:
         self._has_rig, self.rig_contradicted = bool(priors.root[rig, 3:].any()), False
         used, free = self._chosen(new)
         views, priors = [self.views[i] for i in used], priors.indexed(used)
-        aligned = poses_by_brightness(views).indexed(used)
-        priors = PosePriors.joined([priors, aligned])
         mine = np.array([k for k, i in enumerate(used) if i in new and free[k]], int)
         gathered = gather(views, free, self.max_tracks, mine)
-        if gathered is None and not len(aligned.first):
+        if gathered is None:
             return None
-        ids, observations = NO_TRACKS if gathered is None else gathered
+        ids, observations = gathered
         free = _without_loose(free, observations, priors)
         mine = mine[free[mine]]
         seen = np.bincount(observations.view, minlength=len(views))
-        free &= (seen >= FEWEST_TRACKS) | np.isin(np.arange(len(views)), aligned.second)
+        free &= seen >= FEWEST_TRACKS
         if not free[mine].any():
             return None
         free[mine] = True
@@ -295,10 +292,10 @@ class SlidingGraph:
             [i for i, f in zip(used, done.bundle.free, strict=True) if f],
             [i for i, f in zip(used, done.bundle.free, strict=True) if not f],
             {i: self.views[i].T_local_camera for i in used},
-            _typical_depth(done.bundle, views),
+            float(np.exp(np.median(done.bundle.typical_log_depth()))),
             _errors_in_local(done),
             len(ids),
-            _reprojection_px(done),
+            float(np.sqrt(np.mean(np.minimum(done.reprojection, 10.0) ** 2))),
             # Where no tracks connect the cameras, the network's poses say how far they are apart:
             # that holds them together, but is no measurement.
             found if connected else None,
@@ -322,7 +319,8 @@ class SlidingGraph:
     def depth_error(self, ids: Sequence[int]) -> float:
         """Returns the largest robust deviation of these views' log depth from that of their
         points, after one scale per view; NaN: unknown."""
-        found = np.array([_deviation(self._depths(i)[1]) for i in ids])
+        residuals = [self._depths(i)[1] for i in ids]
+        found = np.array([_deviation(r) for r in residuals if len(r) >= FEWEST_TRACKS])
         known = found[np.isfinite(found)]
         return float(np.max(known)) if len(known) else float("nan")
 
@@ -375,8 +373,6 @@ class SlidingGraph:
         }
         enough = [i for i in held if common[i] >= FEWEST_TRACKS]
         best = self._in_turn(sorted(enough, key=lambda i: (-common[i], i)))[:HELD] or held[-1:]
-        aligned = {i for k in free for i in self.views[k].aligned}
-        best += [i for i in held if i in aligned and i not in best]
         used = [i for i in ids if i in free or i in best]
         return used, np.array([i in free for i in used])
 
@@ -500,33 +496,6 @@ class SlidingGraph:
         self.points.set(ids, solved.points)
 
 
-NO_TRACKS = (
-    np.zeros(0, int),
-    Observations(
-        np.zeros(0, int), np.zeros(0, int), np.zeros((0, 2)), np.zeros(0), np.zeros(0), np.zeros(0)
-    ),
-)
-
-
-def _typical_depth(solved: Bundle, views: Sequence[TrackedView]) -> float:
-    """Returns the median depth of a solved bundle's points, or of its views without any."""
-    logs = solved.typical_log_depth()
-    if not len(logs):
-        logs = np.concatenate([
-            v.image.log_depth[::8, ::8].ravel() + v.grown + s
-            for v, s in zip(views, solved.log_scale, strict=True) if v.image is not None
-        ])  # fmt: skip
-        logs = logs[np.isfinite(logs)]
-    return float(np.exp(np.median(logs))) if len(logs) else 1.0
-
-
-def _reprojection_px(done: Adjusted) -> float:
-    """Returns the root mean square reprojection error, pixels; NaN: no tracks."""
-    if not len(done.reprojection):
-        return float("nan")
-    return float(np.sqrt(np.mean(np.minimum(done.reprojection, 10.0) ** 2)))
-
-
 def _without_loose(free: Array, o: Observations, priors: PosePriors) -> Array:
     """Returns the mask [V] of the views that may move.
 
@@ -606,21 +575,24 @@ def is_sane(bundle: Bundle) -> bool:
     T, s = bundle.T_local_camera, bundle.log_scale
     if not (np.isfinite(T).all() and np.isfinite(s).all() and np.abs(s).max() < MAX_LOG_SCALE):
         return False
-    if not len(bundle.points):
-        return True
     reach = float(np.exp(np.median(bundle.typical_log_depth())))
     extent = np.abs(T[:, :3, 3] - T[0, :3, 3]).max()
     return bool(extent < MAX_EXTENT * reach)
 
 
 def gather(
-    views: list[TrackedView], free: Array, most: int, new: Array
+    views: list[TrackedView], free: Array, most: int, new: Array, *, with_edges: bool = True
 ) -> tuple[Array, Observations] | None:
     """Returns the ids [N], ascending, of at most ``most`` tracks that a free view and another view
-    see, and their observations; None: too few."""
+    see, and their observations; None: too few. with_edges: whether edge points count."""
     view = np.concatenate([np.full(len(t), k) for k, v in enumerate(views) for t in v.tracks])
     track = np.concatenate([t for v in views for t in v.tracks])
-    some = np.flatnonzero(track >= 0)
+    counts = track >= 0
+    if not with_edges:
+        counts &= np.concatenate([
+            np.full(len(t), k == 0) for v in views for k, t in enumerate(v.tracks)
+        ])  # fmt: skip
+    some = np.flatnonzero(counts)
     if not len(some):
         return None
     _, point, count = np.unique(track[some], return_inverse=True, return_counts=True)

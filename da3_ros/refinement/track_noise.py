@@ -55,9 +55,10 @@ class TrackNoise:
         b, o = done.bundle, done.bundle.observations
         free = 2 * len(o.view) - 3 * len(b.points) - 6 * int(b.free.sum())
         share = max(free, 1) / (2 * len(o.view))
-        pixel = float(np.median(done.reprojection)) / RAYLEIGH / math.sqrt(share)
         self._windows += 1
-        self.pixel = self._moved(self.pixel, pixel, 0.2, 3.0)
+        if o.normal is None:  # edges have other errors
+            pixel = float(np.median(done.reprojection)) / RAYLEIGH / math.sqrt(share)
+            self.pixel = self._moved(self.pixel, pixel, 0.2, 3.0)
         self.depth = self._moved(self.depth, done.depth_sigma(), 0.02, 2.0)
         for source, noise in self.poses.items():
             self.poses[source] = self._learned(noise, done, set(known), source)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from da3_ros.geometry.projection import resize_K
-from da3_ros.refinement.direct_alignment import AlignedPose, AlignmentImage
+from da3_ros.refinement.direct_alignment import AlignmentImage
 from da3_ros.refinement.edge_points import EdgePoints
 from da3_ros.refinement.features import Features
 from da3_ros.types import Array, FloatImage
@@ -104,8 +104,6 @@ class TrackedView:
     track: Array = field(default_factory=lambda: np.zeros(0, int))  # [M] track id; -1: none
     image: AlignmentImage | None = None  # None: it is not aligned directly
     grown: float = 0.0  # what ``log_depth`` has grown by since it was predicted
-    # Its pose by the brightness of older views, by their ids; lengths in their predicted depth.
-    aligned: dict[int, AlignedPose] = field(default_factory=dict)
     edges: EdgePoints = field(default_factory=EdgePoints.none)
 
     def __post_init__(self) -> None:

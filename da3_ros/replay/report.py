@@ -90,12 +90,11 @@ def _refinement(scenes: dict[str, ReplayScene]) -> dict[str, Any]:
     focal length of each camera is from."""
     results = [scene.results for scene in scenes.values()]
     windows = sum(one.refined for one in results)
-    with_tracks = sum(one.with_tracks for one in results)
-    error = sum(one.reprojection_px for one in results)
-    means = {
-        "tracks": sum(one.tracks for one in results) / windows if windows else None,
-        "reprojection_px": error / with_tracks if with_tracks else None,
+    sums = {
+        "tracks": sum(one.tracks for one in results),
+        "reprojection_px": sum(one.reprojection_px for one in results),
     }
+    means = {name: value / windows if windows else None for name, value in sums.items()}
     sources: dict[str, str] = {}
     for scene in scenes.values():
         sources |= scene.pipeline.refinement.focal_sources

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -207,9 +206,7 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
             camera=camera, additional=additional, prior=annotator.prior is not None, timings=False,
         )  # fmt: skip
         self.windows, self.inference_s = 0, 0.0
-        self.refined, self.tracks = 0, 0  # windows, and their tracks
-        # Windows with tracks, and the sum of their reprojection errors.
-        self.with_tracks, self.reprojection_px = 0, 0.0
+        self.refined, self.tracks, self.reprojection_px = 0, 0, 0.0  # windows, and sums over them
         self._units: set[bool] = set()  # True, False: whether frames were metric
         self.recorder: KeyframeRecorder | None = None
         self.spill: ArraySpill | None = None
@@ -251,9 +248,7 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
             if frame.window.refined:
                 self.refined += 1
                 self.tracks += frame.window.tracks
-                if math.isfinite(frame.window.reprojection_px):
-                    self.with_tracks += 1
-                    self.reprojection_px += frame.window.reprojection_px
+                self.reprojection_px += frame.window.reprojection_px
         for published in self.output.messages.frame(frame):
             self.bag.write(published, frame.stamp_ns)
         if frame.camera not in self._leading:

@@ -5,10 +5,12 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from da3_ros.refinement.direct_alignment import WIDTH, AlignmentImage, aligned_pose
+from da3_ros.refinement.track_noise import PoseNoise
 from da3_ros.synthetic import Pace, SyntheticCamera
 
 SIZE = (256, 192)
 DEPTH_SIGMA = 0.05
+START = PoseNoise(0.03, 0.05)
 
 
 @pytest.fixture(scope="module")
@@ -51,46 +53,44 @@ def off(T):
 def test_a_view_of_plain_walls_is_placed(frames, k):
     wanted = motion(frames[0], frames[k])
     K = frames[0].K
-    found = aligned_pose(small(frames[0]), small(frames[k]), K, K, off(wanted), DEPTH_SIGMA)
-    turn, move = errors(found.T_known_view, wanted)
+    found = aligned_pose(small(frames[0]), small(frames[k]), K, K, off(wanted), DEPTH_SIGMA, START)
+    turn, move = errors(found, wanted)
     assert turn < 0.1
     assert move < 0.006
-    assert found.right > 0.9
 
 
-def test_errors_are_as_large_as_stated(frames):
-    """Depths are wrong by 5 % in parts of the image."""
-    wanted, K = motion(frames[0], frames[2]), frames[0].K
-    ratios = []
-    for seed in range(8):
-        known = small(frames[0])
-        parts = np.random.default_rng(seed).normal(0, DEPTH_SIGMA, (4, 4))
-        height, width = known.log_depth.shape
-        known.log_depth[:] += np.kron(parts, np.ones((height // 4, width // 4)))
-        found = aligned_pose(known, small(frames[2]), K, K, wanted, DEPTH_SIGMA)
-        T = found.T_known_view
-        e = np.concatenate((
-            Rotation.from_matrix(wanted[:3, :3].T @ T[:3, :3]).as_rotvec(),
-            T[:3, 3] - wanted[:3, 3],
-        ))  # fmt: skip
-        ratios.append(e @ np.linalg.solve(found.covariance, e) / 6)
-    assert 0.03 < np.mean(ratios) < 2
-
-
-def test_exposure_does_not_matter(frames):
+@pytest.mark.parametrize(("factor", "offset"), [(0.6, 12), (0.4, 0), (0.5, 80), (1.6, -30)])
+def test_exposure_does_not_matter(frames, factor, offset):
     wanted, K = motion(frames[0], frames[1]), frames[0].K
-    darker = (0.6 * frames[1].image + 12).astype(np.uint8)
-    view = small(frames[1], image=darker)
-    found = aligned_pose(small(frames[0]), view, K, K, off(wanted), DEPTH_SIGMA)
-    assert errors(found.T_known_view, wanted)[0] < 0.15
+    other = (factor * frames[1].image.astype(float) + offset).clip(0, 255).astype(np.uint8)
+    view = small(frames[1], image=other)
+    found = aligned_pose(small(frames[0]), view, K, K, off(wanted), DEPTH_SIGMA, START)
+    assert errors(found, wanted)[0] < 0.25
+
+
+def test_where_brightness_says_nothing_the_start_pose_stays(frames):
+    """A bare wall with one edge: nothing is known along it."""
+    image = np.full((*SIZE[::-1], 3), 120, np.uint8)
+    image[:, SIZE[0] // 2 :] = 170
+    image = (image + np.random.default_rng(0).normal(0, 2, image.shape)).clip(0, 255)
+    shifted = np.roll(image, 4, axis=1)
+    shifted[:, :4] = 120
+    depth, K = np.full(SIZE[::-1], 2.0, np.float32), frames[0].K
+    one, other = (AlignmentImage.of(i.astype(np.uint8), None, depth) for i in (image, shifted))
+    start = np.eye(4)
+    start[1, 3] = 0.03
+    found = aligned_pose(one, other, K, K, start, DEPTH_SIGMA, START)
+    assert found is None or errors(found, start)[1] < 0.1
 
 
 def test_lengths_are_in_the_unit_of_depth(frames):
     wanted, K = motion(frames[0], frames[2]), frames[0].K
     start = wanted.copy()
     start[:3, 3] *= 2
-    found = aligned_pose(small(frames[0], factor=2.0), small(frames[2]), K, K, start, DEPTH_SIGMA)
-    assert errors(found.T_known_view, start)[1] < 0.015
+    found = aligned_pose(
+        small(frames[0], factor=2.0), small(frames[2]), K, K, start, DEPTH_SIGMA, START
+    )
+    assert errors(found, start)[1] < 0.015
 
 
 def test_masked_pixels_do_not_count(frames):
@@ -106,13 +106,13 @@ def test_masked_pixels_do_not_count(frames):
         image = frame.image.copy()
         image[-rows:] = body
         images.append(small(frame, usable, image=image))
-    found = aligned_pose(*images, K, K, wanted, DEPTH_SIGMA)
-    assert errors(found.T_known_view, wanted)[1] < 0.02
+    found = aligned_pose(*images, K, K, wanted, DEPTH_SIGMA, START)
+    assert errors(found, wanted)[1] < 0.02
     unmasked = [AlignmentImage(i.grey, i.log_depth, None) for i in images]
     for image, frame in zip(unmasked, (frames[0], frames[2]), strict=True):
         image.log_depth[:] = small(frame).log_depth
-    found = aligned_pose(*unmasked, K, K, wanted, DEPTH_SIGMA)
-    assert found is None or errors(found.T_known_view, wanted)[1] > 0.04
+    found = aligned_pose(*unmasked, K, K, wanted, DEPTH_SIGMA, START)
+    assert found is None or errors(found, wanted)[1] > 0.04
 
 
 @pytest.mark.parametrize("what", ["another room", "noise", "grey"])
@@ -125,13 +125,13 @@ def test_another_scene_is_not_aligned(frames, what):
         "grey": np.full((*SIZE[::-1], 3), 90, np.uint8),
     }[what]
     view = small(frames[1], image=other)
-    assert aligned_pose(small(frames[0]), view, K, K, np.eye(4), DEPTH_SIGMA) is None
+    assert aligned_pose(small(frames[0]), view, K, K, np.eye(4), DEPTH_SIGMA, START) is None
 
 
 def test_no_depth_no_pose(frames):
     K = frames[0].K
     known = AlignmentImage.of(frames[0].image, None, np.full(SIZE[::-1], np.nan, np.float32))
-    assert aligned_pose(known, small(frames[1]), K, K, np.eye(4), DEPTH_SIGMA) is None
+    assert aligned_pose(known, small(frames[1]), K, K, np.eye(4), DEPTH_SIGMA, START) is None
 
 
 @pytest.mark.parametrize("size", [(8, 6), (28, 28), (640, 90)])
@@ -142,7 +142,7 @@ def test_small_and_flat_images_are_no_fault(size):
     one = AlignmentImage.of(image, None, depth)
     assert one.grey.shape[1] <= WIDTH
     K = np.array([[20.0, 0, 4], [0, 20.0, 3], [0, 0, 1]])
-    found = aligned_pose(one, AlignmentImage.of(image, None, depth), K, K, np.eye(4), 0.1)
-    assert found is None or errors(found.T_known_view, np.eye(4))[0] < 1
+    found = aligned_pose(one, AlignmentImage.of(image, None, depth), K, K, np.eye(4), 0.1, START)
+    assert found is None or errors(found, np.eye(4))[0] < 1
     one.release()
     assert "levels" not in one.__dict__
