@@ -17,6 +17,7 @@ from scipy.ndimage import map_coordinates
 from da3_ros.geometry.poses import nearest_rotation
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.refinement.bundle import NETWORK, PosePriors
+from da3_ros.refinement.direct_alignment import WIDTH as ALIGNED_WIDTH
 from da3_ros.refinement.direct_alignment import AlignmentImage
 from da3_ros.refinement.features import FeatureDetector
 from da3_ros.refinement.measured_poses import measured_poses, units_per_metre
@@ -212,7 +213,7 @@ class WindowRefiner:
             view.T_prior_camera, view.prior_variance, view.T_rig_camera, view.frameset
         )
         small = None
-        if self.direct:
+        if self.direct and image.image.shape[1] >= ALIGNED_WIDTH:  # else edges are too coarse
             small = AlignmentImage.of(image.image, image.usable, np.float32(S.scale) * depth)
         return tracked_view(
             view.id, view.camera, self.detector(image.image, image.usable),
