@@ -170,6 +170,7 @@ def _with_outlines(log_depth: FloatImage) -> FloatImage:
 
 
 def gradient(grey: FloatImage) -> tuple[FloatImage, FloatImage]:
+    """Returns the derivatives [h, w] by column and row, grey levels per pixel; 0 at the border."""
     x, y = np.zeros_like(grey), np.zeros_like(grey)
     x[:, 1:-1] = (grey[:, 2:] - grey[:, :-2]) / 2
     y[1:-1] = (grey[2:] - grey[:-2]) / 2

@@ -48,7 +48,7 @@ def align_directly(
     """
     image = view.image
     own = {v.id: (v, v.image) for v in known if v.camera == view.camera and v.image is not None}
-    if image is None:
+    if image is None or not own:
         return
     ids = list(own)
     aligned: dict[int, Array] = {}

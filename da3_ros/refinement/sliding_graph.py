@@ -132,7 +132,6 @@ class SlidingGraph:
         self.noise = TrackNoise()
         self.metre = UNKNOWN_METRE  # by the rig, in local
         self.rig_contradicted = False  # by the tracks of the newest window
-        self.gave_up_metre = False  # because windows have contradicted the rig
         self._has_rig = False  # whether a rig's positions count in it
         self._measured = False  # whether tracks have measured the metre, not only the network
         self._contradictions = 0  # windows in a row
@@ -177,9 +176,13 @@ class SlidingGraph:
         may be what is wrong."""
         self.rig_contradicted = contradicted
         self._contradictions = self._contradictions + 1 if contradicted else 0
-        self.gave_up_metre = self._contradictions >= MOST_CONTRADICTIONS
         if self.gave_up_metre:
             self.metre, self._measured = UNKNOWN_METRE, False
+
+    @property
+    def gave_up_metre(self) -> bool:
+        """Whether the newest window contradicts the rig, after too many others."""
+        return self.rig_contradicted and self._contradictions >= MOST_CONTRADICTIONS
 
     def forget_metre(self) -> None:
         """Forgets the metre: lengths in local have changed."""

@@ -41,14 +41,18 @@ def walk(closer, first):
         add_keyframe(closer, shared, np.random.default_rng(n).normal(size=64))
 
 
+def two_chains(*, lost):
+    out = LoopClosure()
+    walk(out, 0)
+    out.start_chain(lost=lost)
+    walk(out, COUNT)
+    return out
+
+
 @pytest.fixture
 def closer():
     """Two chains, the second one unconnected to the first."""
-    out = LoopClosure()
-    walk(out, 0)
-    out.start_chain(lost=False)
-    walk(out, COUNT)
-    return out
+    return two_chains(lost=False)
 
 
 def looks(closer, monkeypatch, pairs, drift):
@@ -164,11 +168,7 @@ def test_keyframes_whose_images_match_are_compared_first(closer):
 @pytest.fixture
 def lost():
     """As ``closer``; nobody knows where the second chain begins, and it is guessed."""
-    out = LoopClosure()
-    walk(out, 0)
-    out.start_chain(lost=True)
-    walk(out, COUNT)
-    return out
+    return two_chains(lost=True)
 
 
 def test_a_guess_confirms_no_join(lost, monkeypatch):
@@ -186,10 +186,7 @@ def test_nor_holds_it_a_wrong_one(lost, monkeypatch):
 @pytest.mark.parametrize("start", [False, True], ids=("unconnected", "lost"))
 def test_after_a_false_join_the_true_place_is_looked_at(monkeypatch, start):
     """Also if it is far from the false one."""
-    closer = LoopClosure()
-    walk(closer, 0)
-    closer.start_chain(lost=start)
-    walk(closer, COUNT)
+    closer = two_chains(lost=start)
     far = Similarity(1.0, np.eye(3), np.array([0, 0, 10.0]))
     looks(closer, monkeypatch, APART[:2], far)
     assert error(closer) > 5
