@@ -1,16 +1,30 @@
 #!/usr/bin/env bash
-# Runs all benchmarks for a GPU, in parts that take at most ten minutes each. TOY=1 runs them on a
-# CPU at toy size. A part that fails does not stop the others; failed parts are listed at the end.
+# Runs the benchmarks for a GPU, all or those whose names begin with an argument:
+#   bash bench/gpu.sh network dense
+# LIMIT: the most seconds of each (600). TOY=1 runs them on a CPU at toy size. One that fails does
+# not stop the others; those that failed are listed at the end.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${OUT:-bench/results}
 mkdir -p "$out"
+asked=("$@")
 failed=()
+wanted() { # NAME: whether the part was asked for
+  local begin
+  [ ${#asked[@]} = 0 ] && return
+  for begin in "${asked[@]}"; do
+    [[ $1 == "$begin"* ]] && return
+  done
+  return 1
+}
 part() { # NAME COMMAND...: runs the command, which writes $out/gpu-NAME.json
   local name=$1
   shift
+  wanted "$name" || return 0
   echo "== $name"
-  "$@" --out "$out/gpu-$name.json" || failed+=("$name")
+  SECONDS=0
+  timeout --kill-after 10 "${LIMIT:-600}" "$@" --out "$out/gpu-$name.json" || failed+=("$name")
+  echo "== $name took $SECONDS s"
 }
 if [ "${TOY:-0}" = 1 ]; then
   out=$(mktemp -d)

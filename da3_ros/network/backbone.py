@@ -299,7 +299,8 @@ class VisionTransformer(nn.Module):
         order = None if given else select_reference(descriptor, ref_view)
         slot = camera_tokens if camera_tokens is not None else self.role_tokens(*tokens.shape[:2])
         x = self._with_slots(_reorder(tokens, order), slot)
-        keep = consume or (lambda k, patches: patches)
+        # `consume or ...` would ask for a function's truth: torch.compile of 2.11 refuses that.
+        keep = (lambda k, patches: patches) if consume is None else consume
         patches: list[Tensor] = []
         local = camera = x
         for i in range(self.spec.alt_start, self.spec.blocks):

