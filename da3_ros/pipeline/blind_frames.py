@@ -94,10 +94,9 @@ class BlindFrames:
         self, suspects: Sequence[int], window: Window, shared: Sequence[OverlapView],
         new: Sequence[PreparedView],
     ) -> list[int]:  # fmt: skip
-        """Returns the suspects. Where the network's depth usually means nothing, its doubt means
-        little too: without those that only it doubts, and whose full images match earlier ones."""
-        if not self._refinement.depth_means_nothing:
-            return list(suspects)
+        """Returns the suspects without those that only the network doubts, and whose full images
+        match earlier ones: in most of their features, since something else may cover a part; where
+        the network's depth usually means nothing, and so its doubt little, in some."""
         first, ids = len(window.views) - len(new), [one.view.id for one in shared]
         return [
             i

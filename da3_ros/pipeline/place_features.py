@@ -86,4 +86,5 @@ class PlaceFeatures(MapListener):
             resize_K(one.K, one.view.image.shape[1::-1], features.shape[::-1])
             for one, features in ((old, there), (new, here))
         )
-        return of_one_geometry(there.pixel[pairs[:, 1]], K_old, here.pixel[pairs[:, 0]], K_new)
+        agree = of_one_geometry(there.pixel[pairs[:, 1]], K_old, here.pixel[pairs[:, 0]], K_new)
+        return int(agree.sum())

@@ -21,7 +21,12 @@ from da3_ros.mapping.map_table import MapTable
 from da3_ros.pipeline.window_builder import PreparedView
 from da3_ros.pipeline.window_odometry import WindowOdometry
 from da3_ros.refinement.bundle import Metre
-from da3_ros.refinement.loop_check import joined_by_tracks, refined_loop, shows_known
+from da3_ros.refinement.loop_check import (
+    joined_by_tracks,
+    refined_loop,
+    shows_known,
+    shows_mostly_known,
+)
 from da3_ros.refinement.refiner import (
     NO_DEPTH_ERROR,
     NO_TRACKS,
@@ -196,7 +201,9 @@ class WindowRefinement:
         return self.refiner.graph.noise.depth > NO_DEPTH_ERROR / USUAL
 
     def shows_known(self, prepared: PreparedView, shared: Sequence[int]) -> bool:
-        """Returns whether features of a new view's full image match one of these views, by id."""
+        """Returns whether features of a new view's full image match these views, by id: most of
+        them, or, where the depth means nothing, some."""
+        compare = shows_known if self.depth_means_nothing else shows_mostly_known
         views, K = self.refiner.graph.views, prepared.view.K
         try:
             features = self.refiner.detector(prepared.full, prepared.full_valid)
@@ -204,7 +211,7 @@ class WindowRefinement:
                 size = prepared.view.image.shape[1::-1]
                 K = resize_K(K, (size[0], size[1]), features.shape[::-1])
             # The newest first: what a view shows is likeliest there.
-            return shows_known(features, K, [views[i] for i in reversed(shared) if i in views])
+            return compare(features, K, [views[i] for i in reversed(shared) if i in views])
         except Exception as error:
             self._report_failure(f"features of view {prepared.view.id} are not compared", error)
             return False

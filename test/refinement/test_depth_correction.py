@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from scipy.ndimage import map_coordinates
 
-from da3_ros.refinement.refiner import TrackResiduals, correction
+from da3_ros.refinement.refiner import TrackResiduals, correction, interpolated
 
 SHAPE = (120, 160)
 
@@ -21,6 +22,20 @@ def tracks(depth, error, seed=0, count=200, noise=0.005, sigma=0.01):
 @pytest.fixture
 def plane():
     return np.full(SHAPE, 2.0, np.float32)
+
+
+@pytest.mark.parametrize("shape", [(5, 7, 9), (1, 2, 1), (3, 1, 4)])
+def test_grids_are_interpolated_as_by_scipy(shape):
+    rng = np.random.default_rng(0)
+    grid, (height, width) = rng.normal(size=shape), (40, 50)
+    row = np.linspace(-0.6, shape[0] + 0.3, height)[:, None]
+    column = np.linspace(-0.6, shape[1] + 0.3, width)[None]
+    layer = rng.uniform(-1, shape[2] + 1, (height, width)).astype(np.float32)
+    at = np.stack(np.broadcast_arrays(row, column, layer)).reshape(3, -1)
+    expected = map_coordinates(grid, at, order=1, mode="nearest", prefilter=False)
+    found = interpolated(grid, row, column, layer)
+    np.testing.assert_allclose(found, expected.reshape(height, width), atol=1e-5)
+    assert found.dtype == np.float32
 
 
 def test_a_smooth_error_is_corrected(plane):

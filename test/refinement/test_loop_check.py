@@ -9,7 +9,12 @@ from scipy.spatial.transform import Rotation
 
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.refinement.features import FeatureDetector
-from da3_ros.refinement.loop_check import joined_by_tracks, refined_loop, shows_known
+from da3_ros.refinement.loop_check import (
+    joined_by_tracks,
+    refined_loop,
+    shows_known,
+    shows_mostly_known,
+)
 from da3_ros.refinement.solver_limits import SolverLimits
 from da3_ros.refinement.tracked_view import tracked_view
 from da3_ros.synthetic import SyntheticCamera
@@ -115,3 +120,20 @@ def test_a_view_shows_known_things_if_its_matches_have_one_geometry(place):
     order = np.random.default_rng(0).permutation(len(features))
     mixed = dataclasses.replace(features, pixel=features.pixel[order])
     assert not shows_known(mixed, place[4].K, known)
+    assert not shows_mostly_known(mixed, place[4].K, known)
+
+
+def test_a_hand_with_texture_over_half_of_a_view_is_not_known(place):
+    known = [seen_by(f) for f in place[:4]]
+    noise = np.random.default_rng(0).integers(0, 255, place[0].image.shape, np.uint8)
+    hand = cv2.normalize(cv2.GaussianBlur(noise, (0, 0), 2), None, 0, 255, cv2.NORM_MINMAX)
+    shown = {}
+    for share in (0.0, 0.5):
+        image = place[4].image.copy()
+        image[:, : int(share * SIZE[0])] = hand[:, : int(share * SIZE[0])]
+        features = seen_by(dataclasses.replace(place[4], image=image)).features
+        few, most = (f(features, place[4].K, known) for f in (shows_known, shows_mostly_known))
+        shown[share] = few, most
+    assert shown == {0.0: (True, True), 0.5: (True, False)}
+    assert not shows_mostly_known(seen_by(place[4]).features, place[4].K, known[:1])  # by two
+    assert not shows_mostly_known(seen_by(place[4]).features, place[4].K, [])
