@@ -240,13 +240,14 @@ def semi_global(cost: Tensor, grey: Tensor) -> Tensor:
         both = torch.stack([c, c.flip(0)], dim=2).contiguous()  # [steps, D, 2, lines]
         large = torch.stack([penalty, penalty.flip(0)], dim=1)  # [steps - 1, 2, lines]
         out = torch.empty_like(both)
-        last = out[0] = both[0]
-        for i in range(1, len(both)):
+        out[0] = both[0]
+        for i in range(1, len(both)):  # few operations: a GPU waits for each one to be started
+            last, now = out[i - 1], out[i]
             least = last.amin(dim=0, keepdim=True)
-            best = torch.minimum(last, least + large[i - 1])
-            best[1:] = torch.minimum(best[1:], last[:-1] + P1)
-            best[:-1] = torch.minimum(best[:-1], last[1:] + P1)
-            last = out[i] = both[i] + best - least
+            best, beside = torch.minimum(last, least + large[i - 1]), last + P1
+            torch.minimum(best[1:], beside[:-1], out=best[1:])
+            torch.minimum(best[:-1], beside[1:], out=best[:-1])
+            torch.add(both[i], best, out=now).sub_(least)
         summed = out[:, :, 0] + out[:, :, 1].flip(0)
         total += summed.permute(1, 2, 0) if not vertical else summed.permute(1, 0, 2)
     return total
