@@ -73,7 +73,7 @@ class BlindFrames:
         suspects = self.sight.suspects(new, window, estimate)
         gap = self._has_gap(window)
         if self.sight.expects_tracks and not gap:
-            suspects = self._doubtful(suspects, window, shared, new)
+            suspects = self._doubtful(suspects, window, shared, new, estimate)
         if not suspects and not gap:
             return estimate, ""
         # An image that shows enough, and of which the network is uncertain, may show other things.
@@ -92,7 +92,7 @@ class BlindFrames:
 
     def _doubtful(
         self, suspects: Sequence[int], window: Window, shared: Sequence[OverlapView],
-        new: Sequence[PreparedView],
+        new: Sequence[PreparedView], estimate: WindowEstimate,
     ) -> list[int]:  # fmt: skip
         """Returns the suspects without those that only the network doubts, and whose full images
         match earlier ones: in most of their features, since something else may cover a part; where
@@ -101,7 +101,8 @@ class BlindFrames:
         return [
             i
             for i in suspects
-            if new[i - first].suspect or not self._refinement.shows_known(new[i - first], ids)
+            if new[i - first].suspect
+            or not self._refinement.shows_known(new[i - first], estimate.depth[i], ids)
         ]
 
     def is_unrelated(self, window: Window, shared: Sequence[OverlapView]) -> bool:

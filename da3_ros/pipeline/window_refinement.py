@@ -38,8 +38,8 @@ from da3_ros.refinement.refiner import (
 )
 from da3_ros.refinement.self_calibration import NO_CHANGE
 from da3_ros.refinement.solver_limits import SolverLimits, TimeLimit, choose_limits
-from da3_ros.refinement.tracked_view import TrackedView
-from da3_ros.types import Array, RefinedLoop, ScaleMeasurement, Window, WindowEstimate
+from da3_ros.refinement.tracked_view import TrackedView, tracked_view
+from da3_ros.types import Array, FloatImage, RefinedLoop, ScaleMeasurement, Window, WindowEstimate
 
 log = logging.getLogger(__name__)
 
@@ -200,10 +200,14 @@ class WindowRefinement:
         depth of one view tells that it shows something else."""
         return self.refiner.graph.noise.depth > NO_DEPTH_ERROR / USUAL
 
-    def shows_known(self, prepared: PreparedView, shared: Sequence[int]) -> bool:
+    def shows_known(
+        self, prepared: PreparedView, depth: FloatImage, shared: Sequence[int]
+    ) -> bool:
         """Returns whether features of a new view's full image match these views, by id: most of
-        them, or, where the depth means nothing, some."""
-        compare = shows_known if self.depth_means_nothing else shows_mostly_known
+        them, and with their depth, or, where the depth means nothing, some.
+
+        depth: [h, w] predicted, any unit.
+        """
         views, K = self.refiner.graph.views, prepared.view.K
         try:
             features = self.refiner.detector(prepared.full, prepared.full_valid)
@@ -211,7 +215,17 @@ class WindowRefinement:
                 size = prepared.view.image.shape[1::-1]
                 K = resize_K(K, (size[0], size[1]), features.shape[::-1])
             # The newest first: what a view shows is likeliest there.
-            return compare(features, K, [views[i] for i in reversed(shared) if i in views])
+            known = [views[i] for i in reversed(shared) if i in views]
+            if self.depth_means_nothing:
+                return shows_known(features, K, known)
+            if not known:
+                return False
+            own = tracked_view(
+                prepared.view.id, prepared.view.camera, features, known[0].K, np.eye(4), depth
+            )
+            return shows_mostly_known(
+                dataclasses.replace(own, K=known[0].K if K is None else K), known
+            )
         except Exception as error:
             self._report_failure(f"features of view {prepared.view.id} are not compared", error)
             return False

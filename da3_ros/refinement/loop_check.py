@@ -12,16 +12,23 @@ from numpy.typing import NDArray
 from da3_ros.geometry.similarity import IDENTITY
 from da3_ros.refinement.bundle import SIZE
 from da3_ros.refinement.features import Features
-from da3_ros.refinement.refiner import CameraImage, RefinedWindow, WindowRefiner
+from da3_ros.refinement.refiner import (
+    MAX_DEPTH_ERROR,
+    CameraImage,
+    RefinedWindow,
+    WindowRefiner,
+)
+from da3_ros.refinement.sliding_graph import deviation
 from da3_ros.refinement.solver_limits import SolverLimits
 from da3_ros.refinement.starts import EPIPOLAR_TOLERANCE, FEWEST
 from da3_ros.refinement.tracked_view import TrackedView, match
 from da3_ros.types import Array, RefinedLoop, Window, WindowEstimate
 
 MIN_SHARED_TRACKS = 20  # tracks that views of both visits see
-# A view shows mostly what is known: so many of its features, and so large a share, match at least
-# two known views. What covers a part of the image, as a hand, has features that match none.
-FEWEST_KNOWN, MOSTLY_KNOWN = 15, 0.33
+# A view with few features shows mostly what is known: so many of its features, and so large a
+# share of those that it and known views have, match at least two known views. What covers a part
+# of the image, as a hand, has features that match none, or hides those that would.
+FEW_FEATURES, FEWEST_KNOWN, MOSTLY_KNOWN = 100, 15, 0.33
 
 
 def refined_loop(
@@ -54,24 +61,32 @@ def shows_known(features: Features, K: Array | None, others: Sequence[TrackedVie
     return any(len(found) >= MIN_SHARED_TRACKS for found in _known(features, K, others))
 
 
-def shows_mostly_known(features: Features, K: Array | None, others: Sequence[TrackedView]) -> bool:
-    """Returns whether most of what a new view shows is in two other views too; see
-    ``shows_known``."""
-    views = np.zeros(len(features), int)
-    for found in _known(features, K, others):
-        views[found] += 1
-    return int((views >= 2).sum()) >= max(FEWEST_KNOWN, MOSTLY_KNOWN * len(features))
+def shows_mostly_known(view: TrackedView, others: Sequence[TrackedView]) -> bool:
+    """Returns whether most of what a new view with few features shows is in two other views too,
+    and whether its predicted depth there is theirs up to one factor."""
+    count = len(view.features)
+    if not others or count > FEW_FEATURES:
+        return False
+    views = np.zeros(count, int)
+    for other, pairs in zip(others, _known(view.features, view.K, others), strict=True):
+        ratio = view.log_depth[pairs[:, 0]] - other.log_depth[pairs[:, 1]]
+        ratio = ratio[np.isfinite(ratio)]
+        if len(ratio) >= FEWEST and deviation(ratio) < MAX_DEPTH_ERROR:
+            views[pairs[:, 0]] += 1
+    usual = float(np.median([len(other.features) for other in others]))
+    enough = max(FEWEST_KNOWN, MOSTLY_KNOWN * max(count, usual))
+    return int((views >= 2).sum()) >= enough
 
 
 def _known(
     features: Features, K: Array | None, others: Sequence[TrackedView]
 ) -> Iterator[NDArray[np.int64]]:
-    """Yields the features, by index, whose matches with each other view have one geometry."""
+    """Yields the matches [P, 2] with each other view that have one geometry."""
     for other in others:
         pairs = match(features, other.features)
         own = other.K if K is None else K
         here, there = features.pixel[pairs[:, 0]], other.features.pixel[pairs[:, 1]]
-        yield pairs[of_one_geometry(there, other.K, here, own), 0]
+        yield pairs[of_one_geometry(there, other.K, here, own)]
 
 
 def of_one_geometry(

@@ -323,7 +323,7 @@ class SlidingGraph:
         """Returns the largest robust deviation of these views' log depth from that of their
         points, after one scale per view; NaN: unknown."""
         residuals = [self._depths(i)[1] for i in ids]
-        found = np.array([_deviation(r) for r in residuals if len(r) >= FEWEST_TRACKS])
+        found = np.array([deviation(r) for r in residuals if len(r) >= FEWEST_TRACKS])
         known = found[np.isfinite(found)]
         return float(np.max(known)) if len(known) else float("nan")
 
@@ -569,7 +569,8 @@ def _best_tracks(useful: Array, count: Array, of_new: list[Array], most: int) ->
     return chosen
 
 
-def _deviation(values: Array) -> float:
+def deviation(values: Array) -> float:
+    """Returns the robust standard deviation of values [N]."""
     return 1.4826 * float(np.median(np.abs(values - np.median(values))))
 
 

@@ -359,17 +359,21 @@ def test_full_images_are_compared_with_their_own_calibration_and_without_masked_
         View(99, 1, small, K), frames[6].image, np.broadcast_to(right, size[::-1])
     )
     ids = list(refinement.refiner.graph.views)
-    assert refinement.shows_known(prepared, ids)
-    features, own, others = asked[0]
+    depth = np.full(small.shape[:2], 2.0, np.float32)
+    assert refinement.shows_known(prepared, depth, ids)
+    seen, others = asked[0]
+    features, own = seen.features, seen.K
+    np.testing.assert_allclose(seen.log_depth, np.log(2))
     assert len(features) > 20
     assert features.pixel[:, 0].min() > size[0] / 2
     np.testing.assert_allclose(own, frames[6].K, atol=1e-6)
     assert [view.id for view in others] == ids[::-1]  # the newest first
     plain = dataclasses.replace(prepared, view=View(99, 1, small), full_valid=None)
-    assert refinement.shows_known(plain, [*ids, 12345])  # one that the graph does not have
-    assert asked[1][1] is None
-    assert asked[1][0].pixel[:, 0].min() < size[0] / 4
-    assert len(asked[1][2]) == len(ids)
+    assert refinement.shows_known(plain, depth, [*ids, 12345])  # one that the graph has not
+    np.testing.assert_array_equal(asked[1][0].K, others[0].K)
+    assert asked[1][0].features.pixel[:, 0].min() < size[0] / 4
+    assert len(asked[1][1]) == len(ids)
+    assert not refinement.shows_known(plain, depth, [12345])
 
 
 @pytest.mark.parametrize("kind", ["repeats", "flickers"])

@@ -11,13 +11,14 @@ from da3_ros.geometry.poses import invert_pose
 from da3_ros.refinement.features import FeatureDetector
 from da3_ros.refinement.loop_check import (
     joined_by_tracks,
+    of_one_geometry,
     refined_loop,
     shows_known,
     shows_mostly_known,
 )
 from da3_ros.refinement.solver_limits import SolverLimits
-from da3_ros.refinement.tracked_view import tracked_view
-from da3_ros.synthetic import SyntheticCamera
+from da3_ros.refinement.tracked_view import match, tracked_view
+from da3_ros.synthetic import Pace, SyntheticCamera
 from da3_ros.synthetic.truth import Noise, TruthSession
 from da3_ros.types import View, Window
 
@@ -120,20 +121,80 @@ def test_a_view_shows_known_things_if_its_matches_have_one_geometry(place):
     order = np.random.default_rng(0).permutation(len(features))
     mixed = dataclasses.replace(features, pixel=features.pixel[order])
     assert not shows_known(mixed, place[4].K, known)
-    assert not shows_mostly_known(mixed, place[4].K, known)
 
 
-def test_a_hand_with_texture_over_half_of_a_view_is_not_known(place):
-    known = [seen_by(f) for f in place[:4]]
-    noise = np.random.default_rng(0).integers(0, 255, place[0].image.shape, np.uint8)
-    hand = cv2.normalize(cv2.GaussianBlur(noise, (0, 0), 2), None, 0, 255, cv2.NORM_MINMAX)
-    shown = {}
-    for share in (0.0, 0.5):
-        image = place[4].image.copy()
-        image[:, : int(share * SIZE[0])] = hand[:, : int(share * SIZE[0])]
-        features = seen_by(dataclasses.replace(place[4], image=image)).features
-        few, most = (f(features, place[4].K, known) for f in (shows_known, shows_mostly_known))
-        shown[share] = few, most
-    assert shown == {0.0: (True, True), 0.5: (True, False)}
-    assert not shows_mostly_known(seen_by(place[4]).features, place[4].K, known[:1])  # by two
-    assert not shows_mostly_known(seen_by(place[4]).features, place[4].K, [])
+@pytest.fixture(scope="module")
+def plain():
+    """Views of a room with few features."""
+    camera = SyntheticCamera(
+        105,
+        (504, 378),
+        walk="handheld",
+        frames=6,
+        pace=Pace(6.0, 0.3, 15.0),
+        rate_hz=6,
+        plain=True,
+    )
+    return list(camera)
+
+
+def test_few_features_that_two_views_have_too_are_known(plain):
+    known, view = [seen_by(f) for f in plain[:4]], seen_by(plain[4])
+    assert 20 < len(view.features) < 100
+    assert shows_mostly_known(view, known)
+    assert shows_mostly_known(view, [*known, seen_by(frames(7)[0])])
+    assert not shows_mostly_known(view, known[:1])
+    assert not shows_mostly_known(view, [])
+    assert not shows_mostly_known(view, [seen_by(f) for f in frames(7)[:4]])
+    # The same features, but elsewhere: matches without one geometry.
+    order = np.random.default_rng(0).permutation(len(view.features))
+    features = dataclasses.replace(view.features, pixel=view.features.pixel[order])
+    assert not shows_mostly_known(dataclasses.replace(view, features=features), known)
+
+
+@pytest.mark.parametrize(("count", "expected"), [(12, False), (18, True)])
+def test_a_dozen_features_are_too_few_to_be_known(plain, count, expected):
+    """Also if these are all that a view and the known ones have."""
+
+    def only(view, some):
+        f = view.features
+        some_of = dataclasses.replace(f, pixel=f.pixel[some], descriptor=f.descriptor[some])
+        return dataclasses.replace(view, features=some_of, log_depth=view.log_depth[some])
+
+    view, known = seen_by(plain[4]), seen_by(plain[3])
+    pairs = match(view.features, known.features)
+    agree = of_one_geometry(
+        known.features.pixel[pairs[:, 1]], known.K, view.features.pixel[pairs[:, 0]], view.K
+    )
+    pairs = pairs[agree][:count]
+    assert len(pairs) == count
+    known = only(known, pairs[:, 1])
+    assert shows_mostly_known(only(view, pairs[:, 0]), [known, known]) == expected
+
+
+@pytest.mark.parametrize(("sigma", "expected"), [(0.1, True), (0.5, False), (np.nan, False)])
+def test_a_view_whose_depth_is_another_is_not_known(plain, sigma, expected):
+    known, view = [seen_by(f) for f in plain[:4]], seen_by(plain[4])
+    off = np.random.default_rng(0).normal(0, 1, len(view.features)) * sigma
+    log_depth = view.log_depth + off + 0.7  # in another unit
+    view = dataclasses.replace(view, log_depth=log_depth)
+    assert shows_mostly_known(view, known) == expected
+
+
+def test_views_with_many_features_are_told_by_their_tracks(place):
+    known, view = [seen_by(f) for f in place[:4]], seen_by(place[4])
+    assert len(view.features) > 100
+    assert not shows_mostly_known(view, known)
+
+
+@pytest.mark.parametrize("skin", [False, True])
+def test_a_hand_over_half_of_a_view_with_few_features_is_not_known(plain, skin):
+    known, image = [seen_by(f) for f in plain[:4]], plain[4].image.copy()
+    noise = np.random.default_rng(0).integers(0, 255, image.shape, np.uint8)
+    hand = cv2.normalize(cv2.GaussianBlur(noise, (0, 0), 4), None, 0, 255, cv2.NORM_MINMAX)
+    half = image.shape[1] // 2
+    for part in (np.s_[:, :half], np.s_[:, half:]):
+        covered = image.copy()
+        covered[part] = (190, 140, 120) if skin else hand[part]
+        view = seen_by(dataclasses.replace(plain[4], image=covered))
+        assert not shows_mostly_known(view, known)
