@@ -9,6 +9,7 @@ out=${OUT:-bench/results}
 mkdir -p "$out"
 asked=("$@")
 failed=()
+ran=0
 wanted() { # NAME: whether the part was asked for
   local begin
   [ ${#asked[@]} = 0 ] && return
@@ -21,6 +22,7 @@ part() { # NAME COMMAND...: runs the command, which writes $out/gpu-NAME.json
   local name=$1
   shift
   wanted "$name" || return 0
+  ran=1
   echo "== $name"
   SECONDS=0
   timeout --kill-after 10 "${LIMIT:-600}" "$@" --out "$out/gpu-$name.json" || failed+=("$name")
@@ -71,6 +73,10 @@ part dense python bench/bench_dense.py rectified --device "$device" "${dense[@]}
 for model in "${big[@]}"; do
   part "many-$model" python bench/bench_session.py windows "${session[@]}" --model "$model" "${many[@]}"
 done
+if [ $ran = 0 ]; then
+  echo "no part begins with ${asked[*]}" >&2
+  exit 1
+fi
 echo "results are in $out"
 if [ ${#failed[@]} -gt 0 ]; then
   echo "failed: ${failed[*]}" >&2

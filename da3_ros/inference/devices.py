@@ -218,7 +218,7 @@ class Cuda(Device):
     def prepare(self) -> None:
         torch.set_float32_matmul_precision("high")  # TF32, as in the reference
         torch.backends.cudnn.allow_tf32 = True
-        # cuDNN does not try out its kernels: on an H200 that made no window faster and took up to
+        # cuDNN does not try out its kernels: on an H200 that hardly made a window faster, and took up to
         # six times a window's memory, and the winners, with the results, differ by run.
         torch.backends.cudnn.benchmark = False
 
