@@ -218,8 +218,8 @@ class Cuda(Device):
     def prepare(self) -> None:
         torch.set_float32_matmul_precision("high")  # TF32, as in the reference
         torch.backends.cudnn.allow_tf32 = True
-        # cuDNN does not try out its kernels: on an H200 that hardly made a window faster, and took up to
-        # six times a window's memory, and the winners, with the results, differ by run.
+        # cuDNN does not try out its kernels: on an H200 that hardly made a window faster and took
+        # up to six times its memory, and the winners, with the results, differ by run.
         torch.backends.cudnn.benchmark = False
 
     def native_half(self) -> torch.dtype | None:
