@@ -383,13 +383,13 @@ def open_device(name: str, mode: str = "balanced") -> Device:
     if name == "auto":
         name = next(n for n, ok in available.items() if ok())
     kind, _, number = name.partition(":")
-    if kind == "cuda":
-        configure_allocator()
     if kind not in available or not available[kind]():
         raise DeviceError(
             f"device {name!r} is not usable here: install a PyTorch build for it, "
             "or set `device` to auto or cpu"
         )
+    if kind == "cuda":
+        configure_allocator()
     classes: dict[str, type[Device]] = {"cuda": Cuda, "mps": Mps, "cpu": Cpu}
     device = classes[kind](mode, _index(name, kind, number))
     device.prepare()

@@ -16,6 +16,7 @@ from da3_ros.inference import open_networks
 from da3_ros.pipeline import window_refinement
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.pipeline.window_builder import PreparedView
+from da3_ros.synthetic import Pace, SyntheticCamera
 from da3_ros.synthetic.evaluation import trajectory_error
 from da3_ros.synthetic.truth import TruthSession
 from da3_ros.types import Frame, View
@@ -342,6 +343,28 @@ def test_an_uncertain_network_does_not_blind_a_camera_whose_images_match(monkeyp
     ours, true = np.array([odom(r) for r in results]), [f.T_room_camera for f in frames]
     way = np.linalg.norm(np.diff([T[:3, 3] for T in true], axis=0), axis=1).sum()
     assert trajectory_error(ours, np.array(true)) < 0.02 * way
+
+
+def test_a_network_that_doubts_plain_walls_does_not_blind_a_camera_whose_images_match():
+    """Its own small images have too few features for tracks, and its depth is right."""
+
+    class Doubting(TruthSession):
+        def infer(self, window):
+            out = super().infer(window)
+            for i, view in enumerate(window.views):
+                if view.stamp_ns >= frames[START].stamp_ns:
+                    out.confidence[i] = 1.0 + 0.05 * (out.confidence[i] - 1.0)
+            return out
+
+    size = 504, 378
+    camera = SyntheticCamera(
+        105, size, walk="handheld", frames=START + 4, rate_hz=6, pace=Pace(6.0, 0.3, 15.0),
+        plain=True,
+    )  # fmt: skip
+    frames = list(camera)
+    _, results = run(frames, frames, Doubting(frames), True, size, process_res=112)
+    assert len(results) == len(frames)
+    assert not any(r.blind for r in results)
 
 
 def test_full_images_are_compared_with_their_own_calibration_and_without_masked_parts(monkeypatch):
