@@ -110,16 +110,17 @@ class DptPyramid(nn.Module):
         for k, tokens in enumerate(projected):
             x = tokens.unflatten(1, (h, w)).permute(0, 3, 1, 2)  # channels last in memory
             x = self.resize_layers[k](self._with_uv(x, size))
-            maps.append(self.scratch.get_submodule(f"layer{k + 1}_rn")(x))
+            # Not get_submodule: torch.compile of PyTorch 2.4 cannot call it.
+            maps.append(getattr(self.scratch, f"layer{k + 1}_rn")(x))
         return maps
 
     def _refine(self, maps: list[Tensor], branch: str) -> Tensor:
         """Fuse four maps, starting at the coarsest one, to one of 8h x 8w."""
         sizes = [tuple(m.shape[-2:]) for m in maps]
         sizes.insert(0, (2 * sizes[0][0], 2 * sizes[0][1]))
-        x = self.scratch.get_submodule(f"refinenet4{branch}")(maps[3], None, sizes[3])
+        x = getattr(self.scratch, f"refinenet4{branch}")(maps[3], None, sizes[3])
         for r in (3, 2, 1):
-            x = self.scratch.get_submodule(f"refinenet{r}{branch}")(x, maps[r - 1], sizes[r - 1])
+            x = getattr(self.scratch, f"refinenet{r}{branch}")(x, maps[r - 1], sizes[r - 1])
         return x
 
     def _with_uv(self, x: Tensor, size: tuple[int, int]) -> Tensor:
@@ -192,8 +193,8 @@ class DualDptHead(PositionedPyramid):
     def _rays(self, x: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
         x = self._with_uv(self.scratch.output_conv1_aux[3](x), size)
         live = self.scratch.output_conv2_aux[3]
-        norm = self.scratch.output_conv2_aux[0].get_submodule("2")  # shared, stored with stack 0
-        first, last = live.get_submodule("0"), live.get_submodule("5")
+        norm = getattr(self.scratch.output_conv2_aux[0], "2")  # shared, stored with stack 0
+        first, last = getattr(live, "0"), getattr(live, "5")
         x = norm(first(x).float().permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
         out = last(F.relu(x)).permute(0, 2, 3, 1)
         return out[..., :6], 1 + out[..., 6].exp()
