@@ -25,7 +25,7 @@ part() { # NAME COMMAND...: runs the command, which writes $out/gpu-NAME.json
   ran=1
   echo "== $name"
   SECONDS=0
-  timeout --kill-after 10 "${LIMIT:-600}" "$@" --out "$out/gpu-$name.json" || failed+=("$name")
+  timeout --foreground --kill-after 10 "${LIMIT:-600}" "$@" --out "$out/gpu-$name.json" || failed+=("$name")
   echo "== $name took $SECONDS s"
 }
 if [ "${TOY:-0}" = 1 ]; then

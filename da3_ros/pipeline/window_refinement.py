@@ -38,7 +38,7 @@ from da3_ros.refinement.refiner import (
 )
 from da3_ros.refinement.self_calibration import NO_CHANGE
 from da3_ros.refinement.solver_limits import SolverLimits, TimeLimit, choose_limits
-from da3_ros.refinement.tracked_view import TrackedView, tracked_view
+from da3_ros.refinement.tracked_view import TrackedView, log_depth_at
 from da3_ros.types import Array, FloatImage, RefinedLoop, ScaleMeasurement, Window, WindowEstimate
 
 log = logging.getLogger(__name__)
@@ -210,7 +210,7 @@ class WindowRefinement:
         """
         views, K = self.refiner.graph.views, prepared.view.K
         try:
-            features = self.refiner.detector(prepared.full, prepared.full_valid)
+            features = self.refiner.features(CameraImage(prepared.full, prepared.full_valid))
             if K is not None:
                 size = prepared.view.image.shape[1::-1]
                 K = resize_K(K, (size[0], size[1]), features.shape[::-1])
@@ -218,14 +218,7 @@ class WindowRefinement:
             known = [views[i] for i in reversed(shared) if i in views]
             if self.depth_means_nothing:
                 return shows_known(features, K, known)
-            if not known:
-                return False
-            own = tracked_view(
-                prepared.view.id, prepared.view.camera, features, known[0].K, np.eye(4), depth
-            )
-            return shows_mostly_known(
-                dataclasses.replace(own, K=known[0].K if K is None else K), known
-            )
+            return shows_mostly_known(features, log_depth_at(features, depth), K, known)
         except Exception as error:
             self._report_failure(f"features of view {prepared.view.id} are not compared", error)
             return False

@@ -61,15 +61,20 @@ def shows_known(features: Features, K: Array | None, others: Sequence[TrackedVie
     return any(len(found) >= MIN_SHARED_TRACKS for found in _known(features, K, others))
 
 
-def shows_mostly_known(view: TrackedView, others: Sequence[TrackedView]) -> bool:
+def shows_mostly_known(
+    features: Features, log_depth: Array, K: Array | None, others: Sequence[TrackedView]
+) -> bool:
     """Returns whether most of what a new view with few features shows is in two other views too,
-    and whether its predicted depth there is theirs up to one factor."""
-    count = len(view.features)
+    and whether its predicted depth there is theirs up to one factor.
+
+    log_depth: [M] at the features; NaN: unknown. K: as in ``shows_known``.
+    """
+    count = len(features)
     if not others or count > FEW_FEATURES:
         return False
     views = np.zeros(count, int)
-    for other, pairs in zip(others, _known(view.features, view.K, others), strict=True):
-        ratio = view.log_depth[pairs[:, 0]] - other.log_depth[pairs[:, 1]]
+    for other, pairs in zip(others, _known(features, K, others), strict=True):
+        ratio = log_depth[pairs[:, 0]] - other.log_depth[pairs[:, 1]]
         ratio = ratio[np.isfinite(ratio)]
         if len(ratio) >= FEWEST and deviation(ratio) < MAX_DEPTH_ERROR:
             views[pairs[:, 0]] += 1

@@ -18,7 +18,7 @@ from da3_ros.geometry.similarity import Similarity
 from da3_ros.refinement.bundle import NETWORK, PosePriors
 from da3_ros.refinement.direct_alignment import WIDTH as ALIGNED_WIDTH
 from da3_ros.refinement.direct_alignment import AlignmentImage
-from da3_ros.refinement.features import FeatureDetector
+from da3_ros.refinement.features import FeatureDetector, Features
 from da3_ros.refinement.measured_poses import measured_poses, units_per_metre
 from da3_ros.refinement.self_calibration import NO_CHANGE, LengthChange, SelfCalibration
 from da3_ros.refinement.sliding_graph import FEWEST_TRACKS, GraphBackup, RefinedViews, SlidingGraph
@@ -83,6 +83,7 @@ class WindowRefiner:
         """direct: whether views with few tracks are aligned by brightness and edges."""
         self.direct = direct
         self.detector = FeatureDetector(limits.features, limits.pixels)
+        self._detected: tuple[Image, NDArray[np.bool_] | None, Features] | None = None
         self.graph = SlidingGraph(limits.tracks, limits.steps)
         self.calibration = SelfCalibration()
         self.guessed = GuessedFocal()
@@ -90,6 +91,15 @@ class WindowRefiner:
         self._before: tuple[GraphBackup, dict[str, tuple[Array, tuple[int, int]]]] | None = (
             None  # of the window
         )
+
+    def features(self, image: CameraImage) -> Features:
+        """Returns the features of an image; those of the newest one are kept, since a doubted view
+        is compared before it is refined."""
+        newest = self._detected
+        if newest is None or newest[0] is not image.image or newest[1] is not image.usable:
+            newest = image.image, image.usable, self.detector(image.image, image.usable)
+            self._detected = newest
+        return newest[2]
 
     def restart(self) -> None:
         """Begins a new chain."""
@@ -215,7 +225,7 @@ class WindowRefiner:
         if self.direct and image.image.shape[1] >= ALIGNED_WIDTH:  # else edges are too coarse
             small = AlignmentImage.of(image.image, image.usable, np.float32(S.scale) * depth)
         return tracked_view(
-            view.id, view.camera, self.detector(image.image, image.usable),
+            view.id, view.camera, self.features(image),
             estimate.K[k] if view.K is None else view.K, T, np.float32(S.scale) * depth,
             own_K=view.K is None, measured=measured,
             image=small,

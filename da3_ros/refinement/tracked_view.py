@@ -145,15 +145,21 @@ def tracked_view(
 
     depth: [h, w] units of local. K: [3, 3] corner rule, pixels of the depth.
     """
+    K = resize_K(K, (depth.shape[1], depth.shape[0]), features.shape[::-1])
+    log_depth = log_depth_at(features, depth)
+    return TrackedView(
+        id, camera, features, K, T_local_camera, log_depth, own_K, measured, image=image
+    )
+
+
+def log_depth_at(features: Features, depth: FloatImage) -> Array:
+    """Returns the logarithm [M] of a depth image [h, w] at features; NaN where it is unknown."""
     small, size = (depth.shape[1], depth.shape[0]), features.shape[::-1]
     at = (features.pixel * small / size).astype(int)
     with np.errstate(invalid="ignore", divide="ignore"):
         log_depth = np.log(depth[at[:, 1], at[:, 0]].astype(np.float64))
     log_depth[~np.isfinite(log_depth)] = np.nan
-    K = resize_K(K, small, size)
-    return TrackedView(
-        id, camera, features, K, T_local_camera, log_depth, own_K, measured, image=image
-    )
+    return log_depth
 
 
 class TrackPoints:

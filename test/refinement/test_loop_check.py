@@ -107,6 +107,10 @@ def seen_by(frame):
     return tracked_view(0, "", detect(frame.image), frame.K, np.eye(4), frame.depth)
 
 
+def mostly_known(view, others):
+    return shows_mostly_known(view.features, view.log_depth, view.K, others)
+
+
 def test_a_view_shows_known_things_if_its_matches_have_one_geometry(place):
     known = [seen_by(f) for f in place[:3]]
     shows = lambda f, K: shows_known(seen_by(f).features, K, known)  # noqa: E731
@@ -141,15 +145,16 @@ def plain():
 def test_few_features_that_two_views_have_too_are_known(plain):
     known, view = [seen_by(f) for f in plain[:4]], seen_by(plain[4])
     assert 20 < len(view.features) < 100
-    assert shows_mostly_known(view, known)
-    assert shows_mostly_known(view, [*known, seen_by(frames(7)[0])])
-    assert not shows_mostly_known(view, known[-1:])  # by two
-    assert not shows_mostly_known(view, [])
-    assert not shows_mostly_known(view, [seen_by(f) for f in frames(7)[:4]])
+    assert mostly_known(view, known)
+    assert mostly_known(view, [*known, seen_by(frames(7)[0])])
+    assert not mostly_known(view, known[-1:])  # by two
+    assert not mostly_known(view, [])
+    assert shows_mostly_known(view.features, view.log_depth, None, known)  # that of the others
+    assert not mostly_known(view, [seen_by(f) for f in frames(7)[:4]])
     # The same features, but elsewhere: matches without one geometry.
     order = np.random.default_rng(0).permutation(len(view.features))
     features = dataclasses.replace(view.features, pixel=view.features.pixel[order])
-    assert not shows_mostly_known(dataclasses.replace(view, features=features), known)
+    assert not mostly_known(dataclasses.replace(view, features=features), known)
 
 
 @pytest.mark.parametrize(("count", "expected"), [(12, False), (18, True)])
@@ -169,7 +174,7 @@ def test_a_dozen_features_are_too_few_to_be_known(plain, count, expected):
     pairs = pairs[agree][:count]
     assert len(pairs) == count
     known = only(known, pairs[:, 1])
-    assert shows_mostly_known(only(view, pairs[:, 0]), [known, known]) == expected
+    assert mostly_known(only(view, pairs[:, 0]), [known, known]) == expected
 
 
 @pytest.mark.parametrize(("sigma", "expected"), [(0.1, True), (0.5, False), (np.nan, False)])
@@ -178,13 +183,13 @@ def test_a_view_whose_depth_is_another_is_not_known(plain, sigma, expected):
     off = np.random.default_rng(0).normal(0, 1, len(view.features)) * sigma
     log_depth = view.log_depth + off + 0.7  # in another unit
     view = dataclasses.replace(view, log_depth=log_depth)
-    assert shows_mostly_known(view, known) == expected
+    assert mostly_known(view, known) == expected
 
 
 def test_views_with_many_features_are_told_by_their_tracks(place):
     known, view = [seen_by(f) for f in place[:4]], seen_by(place[4])
     assert len(view.features) > 100
-    assert not shows_mostly_known(view, known)
+    assert not mostly_known(view, known)
 
 
 @pytest.mark.parametrize("skin", [False, True])
@@ -197,4 +202,4 @@ def test_a_hand_over_half_of_a_view_with_few_features_is_not_known(plain, skin):
         covered = image.copy()
         covered[part] = (190, 140, 120) if skin else hand[part]
         view = seen_by(dataclasses.replace(plain[4], image=covered))
-        assert not shows_mostly_known(view, known)
+        assert not mostly_known(view, known)
