@@ -224,8 +224,9 @@ class WindowRefiner:
         small = None
         if self.direct and image.image.shape[1] >= ALIGNED_WIDTH:  # else edges are too coarse
             small = AlignmentImage.of(image.image, image.usable, np.float32(S.scale) * depth)
+        features, self._detected = self.features(image), None  # no image is kept for longer
         return tracked_view(
-            view.id, view.camera, self.features(image),
+            view.id, view.camera, features,
             estimate.K[k] if view.K is None else view.K, T, np.float32(S.scale) * depth,
             own_K=view.K is None, measured=measured,
             image=small,
