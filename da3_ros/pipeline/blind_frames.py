@@ -20,7 +20,7 @@ from da3_ros.mapping.covariance import motion
 from da3_ros.mapping.frames import LocalFrame
 from da3_ros.mapping.loop_candidates import see_same_surface
 from da3_ros.mapping.map_table import OverlapView
-from da3_ros.pipeline.delivery import NO_WINDOW, tracked_frame
+from da3_ros.pipeline.delivery import NO_WINDOW, PlacedWindow, tracked_frame
 from da3_ros.pipeline.scene_map import SceneMap
 from da3_ros.pipeline.window_builder import PreparedView
 from da3_ros.pipeline.window_inference import without_invalid_depth
@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 LOST = "lost"  # the cause of views that show something, but nothing known
 UNCERTAIN = "uncertain"  # of views of which the network is far less certain than usual
+REFUSED = "refused"  # of views whose window fits neither the scene nor its tracks
 
 
 class BlindFrames:
@@ -104,6 +105,16 @@ class BlindFrames:
             if new[i - first].suspect
             or not self._refinement.shows_known(new[i - first], estimate.depth[i], ids)
         ]
+
+    def is_contradicted(self, placed: PlacedWindow) -> bool:
+        """Whether a window must not move the camera: it does not fit the scene, and no tracks say
+        how the camera has moved although they usually do. Only the network's motion is left."""
+        return (
+            self.config.hold_when_blind
+            and self.sight.expects_tracks
+            and placed.refined is None
+            and not placed.alignment.accepted
+        )
 
     def is_unrelated(self, window: Window, shared: Sequence[OverlapView]) -> bool:
         """Whether a window after a gap shares no view, so that a new chain must begin."""
@@ -237,6 +248,7 @@ REMEDIES = {
     "frozen": "; a simulated camera without noise that stands: set hold_when_blind to false",
     "lost": "; it sees nothing that its keyframes show",
     "uncertain": "; the network is far less certain than usual",
+    "refused": "; the network's depth fits neither the scene nor the images",
 }
 
 

@@ -25,7 +25,7 @@ from da3_ros.mapping.graph_solution import Correction
 from da3_ros.mapping.map_table import NO_SUBMAP, MapListener, OverlapView
 from da3_ros.mapping.pose_hint import PoseHint
 from da3_ros.mapping.resizing import Cut
-from da3_ros.pipeline.blind_frames import BlindFrames
+from da3_ros.pipeline.blind_frames import REFUSED, BlindFrames
 from da3_ros.pipeline.delivery import UNPLACED, PlacedWindow, report_of, tracked_frame
 from da3_ros.pipeline.keyframe_recording import KeyframeData
 from da3_ros.pipeline.place_features import PlaceFeatures
@@ -134,6 +134,11 @@ class WindowSteps(MapListener):
             yield from self._deliver_untrusted(new, prediction, cause)
             return
         placed = self._place(window, shared, new, prediction, estimate)
+        if self.odometry.refusal and self.blind.is_contradicted(placed):
+            self.odometry.report_refusal(window)
+            yield from self._deliver_untrusted(new, prediction, REFUSED)
+            self._finish_window(window)
+            return
         scale = self._take_over(placed)
         report = report_of(
             placed, scale, chain=self.odometry.chain, loop_closed=closed,

@@ -320,6 +320,33 @@ def test_a_network_that_stays_uncertain_is_used_again():
     assert len(pipeline.map.components) == 2
 
 
+class Nonsense(TruthSession):
+    """Two windows get depth and a motion that have nothing to do with the room."""
+
+    def infer(self, window):
+        out = super().infer(window)
+        if window.id not in (START, START + 1):
+            return out
+        rng = np.random.default_rng(window.id)
+        depth = rng.uniform(0.2, 5, out.depth.shape).astype(np.float32)
+        T = out.T_window_camera.copy()
+        T[-1, :3, 3] += (1.0, -2.0, 1.5)
+        return dataclasses.replace(out, depth=depth, T_window_camera=T)
+
+
+def test_a_refused_window_whose_tracks_do_not_support_it_moves_nothing():
+    _, frames = walk(size=bench_blind.SIZE)
+    session = Nonsense(frames, seed=1, noise=NOISES["of each view"])
+    pipeline, results = run(frames, frames, session, refine=True, size=bench_blind.SIZE)
+    assert [i for i, r in enumerate(results) if r.blind == "refused"] == [START, START + 1]
+    assert pipeline.counters["windows_refused"] == pipeline.counters["blind_refused"] == 2
+    assert steps(results).max() < 3 * np.median(steps(results)[:START])
+    assert pipeline.map.table.path.poses().rows["stamp_ns"].tolist() == [
+        r.stamp_ns for r in results if not r.blind
+    ]
+    assert len(pipeline.map.components) == 1
+
+
 @pytest.mark.parametrize("what", ["match", "fails"])
 def test_an_uncertain_network_does_not_blind_a_camera_whose_images_match(monkeypatch, what):
     """As with real images of a kind that it was not trained on: its depth means nothing there. Its
