@@ -30,7 +30,7 @@ LEAST_SHARE = 0.05  # of a view: fewer pixels say nothing of the others
 # Of the pixels that neighbours could confirm: fewer agree by chance where poses are wrong.
 LEAST_CONFIRMED = 0.45
 SPECKLE, SPECKLE_STEP = 25, 0.04  # pixels; step of log depth to what is around
-PIXEL_NOISE = 0.2  # of a match, pixels
+PIXEL_NOISE = 0.15  # of a match, pixels
 MOST_SIGMA = 0.05  # relative deviation beyond which nothing is measured: poses may be wrong
 CELL, BIN = 12, 0.12  # of the correction: pixels, and log depth
 SCALES = 1, 2, 4, 8, 16, 64  # of its grids: coarser ones far from what is measured
@@ -45,6 +45,10 @@ LEAST_SEEN = 100  # pixels, to estimate a deviation
 # Of the tolerance of agreement: so many times the usual difference, at most; none above the worst,
 # which is larger in images larger than these, pixels: poses and lenses err by angles.
 WIDER, WIDEST, WORST, WORST_SIDE = 4.0, 4.0, 1.35, 252
+# Of measured pixels a few show another surface. The deviation of log depth that they give all of
+# them, and those that all neighbours contradict; times how much wider the tolerance is.
+OUTLIERS, CONTRADICTED = 0.004, 0.06
+OCCLUDED = 0.25  # weight of a neighbour that sees a nearer surface: it may hide the point
 
 
 def choose_neighbours(
@@ -187,8 +191,10 @@ def dense_depth(
     known = np.isfinite(network) & (network > 0)
     decided = known & np.isfinite(swept)
     agree = agreement(apart, disparity)
-    there = (agree != 0) & (agree > 1 - _widening(agree, disparity))
+    wider = _widening(agree, disparity)
+    there = (agree != 0) & (agree > 1 - wider)
     sigma = _match_sigma(agree, there, disparity)
+    through, before = _against(apart, agree, there)
     measured = _measured(known, swept, there, disparity) & (sigma <= MOST_SIGMA)
     # Each search errs for itself: their mean is a third nearer than one of them.
     swept = swept * np.exp(np.where(there, apart, 0).sum(axis=0) / (1 + there.sum(axis=0)))
@@ -205,7 +211,9 @@ def dense_depth(
         # What one neighbour confirms is not called measured, but better than what is carried.
         depth[decided & confirmed] = swept[decided & confirmed]
     depth[measured] = swept[measured]
-    sigma = np.where(measured, sigma, rest)
+    sigma = np.where(
+        measured, np.sqrt(sigma**2 + wider**2 * _outliers(there, through, before)), rest
+    )
     return DenseDepth(
         depth, np.where(np.isfinite(depth), sigma, np.nan).astype(np.float32), measured
     )
@@ -232,6 +240,22 @@ def _match_sigma(agree: Array, there: NDArray[np.bool_], disparity: Array) -> Ar
     information = (np.where(there, disparity, 0) ** 2).sum(axis=0) / PIXEL_NOISE**2
     # The view's own image is in all of them: more neighbours do not remove its noise.
     return np.sqrt(2 / np.maximum(information, 1e-12) + _pose_variance(agree, disparity))
+
+
+def _against(apart: Array, agree: Array, there: NDArray[np.bool_]) -> tuple[Array, Array]:
+    """Returns how many neighbours look through a point [h, w], and how many see something before
+    it, of those that could see it and do not confirm it."""
+    against = (agree != 0) & ~there
+    return (against & (apart > 0)).sum(axis=0), (against & (apart < 0)).sum(axis=0)
+
+
+def _outliers(there: NDArray[np.bool_], through: Array, before: Array) -> Array:
+    """Returns the variance of log depth [h, w] by pixels that show another surface than was found.
+
+    Their share is that of the neighbours that contradict the depth (``_against``).
+    """
+    share = (through + OCCLUDED * before) / np.maximum(1, there.sum(axis=0) + through + before)
+    return np.asarray(OUTLIERS**2 + CONTRADICTED**2 * share)
 
 
 def _pose_variance(agree: Array, disparity: Array) -> float:
