@@ -18,6 +18,7 @@ from da3_ros.mapping.frames import LocalFrame
 from da3_ros.mapping.free_space import THROUGH, DepthView, depth_view, looked_through
 from da3_ros.mapping.submap_points import SubmapPoints
 from da3_ros.mapping.submap_spill import Submap
+from da3_ros.mapping.voxel_map import VoxelSums
 from da3_ros.types import Array
 
 LOOKED_AT = 64  # submaps per keyframe, of which the next one near is judged
@@ -67,6 +68,16 @@ class DynamicPoints:
         """Gives a keyframe its measured depth, unit of its submap, for later votes."""
         self._voters = [replace(v, view=view) if v.id == id else v for v in self._voters]
 
+    def remaining(self, submap: Submap, id: int, sums: VoxelSums) -> VoxelSums:
+        """Returns the measured points of a keyframe of ``submap`` without those that the others
+        look through: these have voted on where the network had put them."""
+        voters = [v for v in self._voters if v.id != id and self._is_beside(v, submap)]
+        if not voters:
+            return sums
+        xyz, among = sums.cloud().xyz, self._points.positions(submap)
+        votes = [self._votes(v, submap, xyz, among) for v in voters]
+        return sums.where(~looked_through(votes, len(xyz)))
+
     def _remember(self, voter: _Voter) -> None:
         self._voters = [v for v in self._voters if v.submap in self._submaps]
         same = [v for v in self._voters if v.camera == voter.camera]
@@ -94,13 +105,16 @@ class DynamicPoints:
         suspects = np.flatnonzero(self._votes(newest, submap, xyz, xyz) == THROUGH)
         if not len(suspects):
             return
-        voters = [
-            v for v in reversed(before) if self._submaps[v.submap].component == submap.component
-        ]
+        voters = [v for v in reversed(before) if self._is_beside(v, submap)]
         votes = [self._votes(v, submap, xyz[suspects], xyz) for v in (*voters, newest)]
         leaving = suspects[looked_through(votes, len(suspects))]
         if len(leaving):
             self._points.remove(submap, leaving)
+
+    def _is_beside(self, voter: _Voter, submap: Submap) -> bool:
+        """Whether a voter's pose relative to a submap is known."""
+        own = self._submaps.get(voter.submap)
+        return own is not None and own.component == submap.component
 
     def _votes(self, voter: _Voter, submap: Submap, xyz: Array, among: Array) -> NDArray[np.int8]:
         """Returns the votes on points [M, 3] of a submap; ``among``: all of its points."""

@@ -28,7 +28,13 @@ from da3_ros.mapping.scene import (
     SubmapCloud,
     join,
 )
-from da3_ros.mapping.submap_points import Bins, KeyframePoints, Replacement, SubmapPoints
+from da3_ros.mapping.submap_points import (
+    Bins,
+    KeyframePoints,
+    MeasuredPoints,
+    Replacement,
+    SubmapPoints,
+)
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.mapping.trajectory import MAX_POSES, ROW, Poses, Trajectory
 from da3_ros.mapping.voxel_map import PointCloud
@@ -232,11 +238,17 @@ class SubmapStore:
         """Replaces the points of keyframes that wait, as ``SubmapPoints.replace``."""
         one = self.submaps.get(submap)
         if one is not None:
-            self.points.replace(one, keyframes)
             for id, points, _ in keyframes:
                 if points is not None:
                     self._dynamic.measure(id, points.view)
+            self.points.replace(one, [
+                (id, points and self._without_dynamic(one, id, points), stays)
+                for id, points, stays in keyframes
+            ])  # fmt: skip
             self.revision = next(_REVISIONS)
+
+    def _without_dynamic(self, submap: Submap, id: int, points: MeasuredPoints) -> MeasuredPoints:
+        return replace(points, sums=self._dynamic.remaining(submap, id, points.sums))
 
     def bins(self, submap: int) -> Bins | None:
         """Returns how the points of a keyframe that waits are added up, as

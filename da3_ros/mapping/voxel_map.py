@@ -92,7 +92,10 @@ class VoxelSums:
         """Returns the voxels that are, or whose mean point is, in none of those with these
         ``keys`` and this edge length."""
         own = self.keys if voxel == self.voxel else voxel_keys(self.cloud().xyz, voxel)
-        chosen = np.isin(own, keys, invert=True)
+        return self.where(np.isin(own, keys, invert=True))
+
+    def where(self, chosen: NDArray[np.bool_]) -> VoxelSums:
+        """Returns the voxels of a mask [V]."""
         return VoxelSums(
             self.voxel, self.keys[chosen], self.cells[chosen], self.sums[chosen],
             self.count[chosen],

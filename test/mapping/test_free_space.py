@@ -8,6 +8,7 @@ from da3_ros.config import MapConfig
 from da3_ros.geometry.projection import backproject
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.free_space import CONFIRMED, NONE, THROUGH, depth_view, looked_through
+from da3_ros.mapping.submap_points import KeyframePoints
 from da3_ros.mapping.submaps import KEYFRAMES, SubmapStore
 
 SIZE = (96, 72)
@@ -130,6 +131,37 @@ def test_without_the_removal_it_stays():
     for stamp in range(6):
         store.add(keyframe(stamp, wall(1.0 if stamp < 3 else 0.0)))
     assert box_points(store) > 30
+
+
+def measured(store, frame, depth):
+    """Replaces the points of a keyframe that waits by those of its measured depth."""
+    submap = store.newest.id
+    points = KeyframePoints(
+        frame.id, depth, frame.confidence, frame.image, K, frame.T_local_camera, 1.0
+    ).measured(store.bins(submap))
+    store.replace_points(submap, [(frame.id, points, True)])
+
+
+@pytest.mark.parametrize("removed", [True, False])
+def test_measured_points_that_later_keyframes_look_through_stay_out(removed):
+    """They voted on where the network had put the box."""
+    store, first = store_of(remove_movers=removed), keyframe(0, wall(2.0))
+    store.add(first, waiting=True)
+    for stamp in (1, 2):
+        store.add(keyframe(stamp, wall(), 0.01 * stamp))
+    measured(store, first, wall(1.0))
+    assert (box_points(store) == 0) == removed
+    assert wall_points(store) > 1000
+
+
+def test_measured_points_that_later_keyframes_confirm_come_in():
+    store, first = store_of(), keyframe(0, wall())
+    store.add(first, waiting=True)
+    for stamp in (1, 2, 3):
+        store.add(keyframe(stamp, wall(1.0 if stamp > 1 else 0.0), 0.01 * stamp))
+    before = box_points(store)
+    measured(store, first, wall(1.0))
+    assert box_points(store) >= before > 30
 
 
 def filled(store, extra=0):
