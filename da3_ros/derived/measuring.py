@@ -97,6 +97,12 @@ class Measurable:
         """Pixels [h, w] with depth."""
         return np.isfinite(self.depth) & (self.depth > 0)
 
+    @property
+    def shown(self) -> NDArray[np.bool_] | None:
+        """``valid`` for a ``SweepView``; None: all pixels."""
+        valid = self.valid
+        return None if valid.all() else valid
+
 
 @dataclass(frozen=True, eq=False)
 class Searched:
@@ -304,17 +310,15 @@ class DepthMeasurement:
         if search is None:
             has_failed = entry.searches > 0 and entry.searched_at == entry.later
             return not has_failed
-        if entry.searched_at < LATER <= entry.later or self._has_moved(entry, poses):
+        if entry.searched_at < LATER <= entry.later or self._has_moved(entry, search, poses):
             return True  # the first time, with neighbours on one side
         return len(search.neighbours) < FEW and len(ids) >= len(search.neighbours) + MORE
 
-    def _has_moved(self, entry: _Kept, poses: Mapping[int, Pose]) -> bool:
+    def _has_moved(self, entry: _Kept, search: Searched, poses: Mapping[int, Pose]) -> bool:
         """Whether the poses by which a keyframe was searched were not good: others are known."""
-        if entry.search is None:
-            return False
         T_view, unit = poses[entry.keyframe.id]
         moved = _moved_px(
-            entry.search, entry.compared, lambda j: poses[j][0] if j in poses else None,
+            search, entry.compared, lambda j: poses[j][0] if j in poses else None,
             T_view, unit * entry.median,
         )  # fmt: skip
         return moved > MOVED_PX
@@ -372,8 +376,7 @@ class _Placed:
     def view(self) -> SweepView:
         """Its image, in odometry. Made when it is asked for: by the thread that searches."""
         one = self.keyframe
-        valid = None if one.valid.all() else one.valid
-        return SweepView(grey_of(one.image), one.K, self.T_local_camera, valid)
+        return SweepView(grey_of(one.image), one.K, self.T_local_camera, one.shown)
 
     @property
     def depth(self) -> FloatImage:

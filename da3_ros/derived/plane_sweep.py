@@ -98,14 +98,6 @@ def box(x: Tensor, radius: int = WINDOW) -> Tensor:
         n = shape[dim]
         if radius == SMALL:
             x = x.narrow(dim, 0, n).add(x.narrow(dim, 1, n)).add_(x.narrow(dim, 2, n))
-        elif radius == 2:
-            x = (
-                x.narrow(dim, 0, n)
-                .add(x.narrow(dim, 1, n))
-                .add_(x.narrow(dim, 2, n))
-                .add_(x.narrow(dim, 3, n))
-                .add_(x.narrow(dim, 4, n))
-            )
         else:  # by sums of two and four: fewer additions
             two = x.narrow(dim, 0, n + 5) + x.narrow(dim, 1, n + 5)
             four = two.narrow(dim, 0, n) + two.narrow(dim, 2, n)

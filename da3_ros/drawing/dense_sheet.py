@@ -13,17 +13,31 @@ from da3_ros.types import DenseDepth, FloatImage, Image
 
 MARGIN = 4
 DEVIATION = 0.001, 0.05  # range of the colours of relative standard deviation
+TITLES = "image", "network's depth", "measured depth", "deviation: red 0.1 %, blue 5 %"
+TITLE_HEIGHT = 20  # pixels
 
 
 def dense_sheet(
     keyframes: Iterable[tuple[Keyframe, DenseDepth | None]], size: tuple[int, int]
 ) -> Image:
-    """Returns RGB with a row for each keyframe: image, the network's depth, measured depth, and
-    its relative standard deviation (red: 0.1 %, blue: 5 %), black where nothing is measured.
+    """Returns RGB with titles and a row for each keyframe: image, the network's depth, measured
+    depth, and its relative standard deviation, black where nothing is measured.
 
     size: (width, height) that each picture is fitted into.
     """
-    return np.concatenate([_row(keyframe, dense, size) for keyframe, dense in keyframes])
+    rows = [_row(keyframe, dense, size) for keyframe, dense in keyframes]
+    return np.concatenate([_titles(size[0]), *rows])
+
+
+def _titles(width: int) -> Image:
+    """Returns the titles of columns of this width."""
+    strip = np.zeros((TITLE_HEIGHT, len(TITLES) * (width + MARGIN), 3), np.uint8)
+    for k, title in enumerate(TITLES):
+        (wide, _), _ = cv2.getTextSize(title, cv2.FONT_HERSHEY_SIMPLEX, 1.0, 1)
+        scale = min(0.5, (width - MARGIN) / wide)
+        at = k * (width + MARGIN) + MARGIN, TITLE_HEIGHT - 6
+        cv2.putText(strip, title, at, cv2.FONT_HERSHEY_SIMPLEX, scale, (255,) * 3, 1, cv2.LINE_AA)
+    return strip
 
 
 def _row(keyframe: Keyframe, dense: DenseDepth | None, size: tuple[int, int]) -> Image:

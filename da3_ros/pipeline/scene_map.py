@@ -321,11 +321,10 @@ class SceneMap(MapListener):
             return frame
         T, unit = pose[0], np.float32(pose[1])
         view = SweepView(grey_of(frame.image), frame.K, frame.T_local_camera)
-        there = SweepView(grey_of(newest.keyframe.image), newest.keyframe.K, T)
-        depth = corrected_depth(
-            view, frame.depth,
-            CorrectedKeyframe(there, unit * newest.keyframe.depth, unit * newest.dense.depth),
-        )  # fmt: skip
+        one = newest.keyframe
+        there = SweepView(grey_of(one.image), one.K, T, one.shown)
+        keyframe = CorrectedKeyframe(there, unit * one.depth, unit * newest.dense.depth)
+        depth = corrected_depth(view, frame.depth, keyframe)
         self.dense.counters["frames_depth_corrected"] += depth is not None
         return frame if depth is None else dataclasses.replace(frame, depth=depth)
 
