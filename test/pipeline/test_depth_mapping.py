@@ -108,7 +108,7 @@ def test_no_keyframe_waits_at_the_end():
 
 
 def test_published_depth_is_corrected_where_the_images_agree_better():
-    camera = SyntheticCamera(SEED, (126, 98), walk="loop", frames=20, rate_hz=10)
+    camera = SyntheticCamera(SEED, (126, 98), walk="loop", frames=14, rate_hz=10)
     depths = []
     for on in (False, True):
         settings = {"process_res": 126, "window.size": 5, "dense.enabled": on, **TINY}
@@ -186,10 +186,10 @@ def test_frames_do_not_wait_for_a_live_measurement(monkeypatch):
 
 @pytest.mark.usefixtures("solved_each_time")
 def test_keyframes_beyond_the_time_limit_are_skipped():
-    pipeline = opened(20, **{"dense.max_ms": 1.0})
+    pipeline = opened(**{"dense.max_ms": 1.0})
     dense = pipeline.scene_map.dense
     dense.waits = False
-    camera, frames = walk(20)
+    camera, frames = walk()
     for f in frames:
         list(pipeline.push(to_frame(camera, f)))
         while dense._running is not None and not dense._running.done():
@@ -506,11 +506,11 @@ def test_cameras_of_a_live_rig_are_measured_alike():
     for k, name in enumerate(names):
         mount = rig_mount(k, 0.1, -120)
         rigs[name] = SyntheticCamera(
-            SEED, (168, 126), walk="loop", frames=16, rate_hz=6, mount=mount
+            SEED, (126, 98), walk="loop", frames=16, rate_hz=6, mount=mount
         )
     frames = {name: list(camera)[::2] for name, camera in rigs.items()}
     settings = {
-        "process_res": 168, "window.size": 7, "map.voxel_m": 0.03, "cameras": list(names)
+        "process_res": 126, "window.size": 7, "map.voxel_m": 0.03, "cameras": list(names)
     }  # fmt: skip
     pipeline = Pipeline(config_from_parameters(settings), TruthSession(frames, noise=NOISE))
     dense = pipeline.scene_map.dense
