@@ -117,6 +117,7 @@ def test_any_stream_is_compiled_and_right():
     assert all(p.run is not None for p in session.loaded.compiler._programs.values())
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_warm_up_compiles_the_pipelines_own_windows(caplog):
     camera = SyntheticCamera(seed=2, size=(56, 42), walk="loop", frames=12)

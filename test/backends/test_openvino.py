@@ -147,6 +147,7 @@ def test_a_walk_runs_on_openvino(walk):
     assert_same_places(results)
 
 
+@pytest.mark.long
 def test_a_rig_with_joint_windows_runs_on_openvino(walk):
     camera, frames = walk
     names = ("front", "left")
@@ -163,6 +164,7 @@ def test_a_rig_with_joint_windows_runs_on_openvino(walk):
     assert_same_places(results)
 
 
+@pytest.mark.long
 @pytest.mark.processor
 @pytest.mark.skipif(
     "BF16" not in __import__("openvino").Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"),

@@ -71,6 +71,7 @@ def test_a_written_sequence_is_read_back(accuracy, folder, walk):
     np.testing.assert_allclose(sequence.calibration.K, walk[0].calibration.K)
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_a_bag_with_truth_becomes_a_sequence(accuracy, tmp_path):
     bag, folder = tmp_path / "bag", tmp_path / "tum"

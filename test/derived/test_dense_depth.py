@@ -7,6 +7,7 @@ import cv2
 import numpy as np
 import pytest
 from support import painted_walls
+from support.cases import long_after
 
 from da3_ros.derived.dense_depth import agreement, choose_neighbours, dense_depth, differences
 from da3_ros.derived.plane_sweep import SweepView, sweep
@@ -76,7 +77,7 @@ def test_measured_depth_is_several_times_better_on_most_pixels():
 
 
 @pytest.mark.parametrize("where", ["measured", "elsewhere"])
-@pytest.mark.parametrize(("seed", "walk"), [(91, "loop"), (78, "handheld")])
+@pytest.mark.parametrize(("seed", "walk"), long_after(1, [(91, "loop"), (78, "handheld")]))
 def test_the_stated_deviation_is_that_of_the_error(where, seed, walk):
     frames = room(seed, walk)[0]
     squares = [
@@ -105,6 +106,7 @@ def test_sky_is_not_measured():
     assert np.concatenate(sky).mean() < 0.05  # the pixels of window frames' edges
 
 
+@pytest.mark.long
 def test_exposure_changes_nothing():
     _, views, given = room()
     darker = tuple(
@@ -136,7 +138,7 @@ def other_rooms(views):
     ]
 
 
-@pytest.mark.parametrize("images", [blank, noise, other_rooms])
+@pytest.mark.parametrize("images", long_after(2, [other_rooms, blank, noise]))
 def test_nothing_is_measured_where_images_say_nothing(images):
     _, views, given = room()
     found = measured(images(views), given)
@@ -231,6 +233,7 @@ def test_neighbours_that_hardly_move_a_pixel_confirm_nothing():
         np.testing.assert_allclose(agree[:, 1:-1, 1:-1], expected, atol=1e-3)
 
 
+@pytest.mark.long
 def test_wrong_poses_are_in_the_stated_deviation():
     """By half a per cent of the depth: neighbours differ by more than matches do."""
     frames, views, given = room()

@@ -268,6 +268,7 @@ def test_poses_that_change_with_the_unit_have_not_moved():
     assert sum(map(len, log.searched)) == before
 
 
+@pytest.mark.long
 def test_poses_that_move_late_still_bring_another_search():
     log, (ones, poses, _) = Log(), keyframes()
     for one in ones[:8]:
@@ -601,6 +602,7 @@ def test_keyframes_of_an_older_map_are_ignored():
     assert other.job(log.poses) is None
 
 
+@pytest.mark.long
 def test_smaller_images_give_most_of_the_correction():
     log, (ones, _, frames) = Log(), keyframes()
     log.measurement = DepthMeasurement(SIZE[0] // 2)

@@ -79,20 +79,20 @@ def jumper(i, T):
 
 
 PARTS = {
-    "bare wall": (on_board(lambda x, y: np.full_like(x, 0.6)), 0.0),
     "bare wall with a shade": (on_board(lambda x, y: 0.5 + 0.1 * x + 0.05 * y), 0.001),
-    "one straight edge along the way": (on_board(lambda x, y: 0.3 + 0.4 * (y > 0.05 * x)), 0.005),
     "stripes along the way": (on_board(lambda x, y: stripes(0.1)(y, x)), 0.03),
-    "clouds": (clouds, 0.0),
     "clear sky": (clear_sky, 0.0),
-    "dirt on the lens": (dirt, 0.0),
     "reflection": (reflection, 0.01),
     "something that walks": (walker, 0.001),
+    "bare wall": (on_board(lambda x, y: np.full_like(x, 0.6)), 0.0),
+    "one straight edge along the way": (on_board(lambda x, y: 0.3 + 0.4 * (y > 0.05 * x)), 0.005),
+    "clouds": (clouds, 0.0),
+    "dirt on the lens": (dirt, 0.0),
     "something that jumps": (jumper, 0.001),
 }  # the largest share that may be called measured
 
 
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("name", long_after(5, PARTS))
 def test_what_deceives_is_not_measured(name):
     part, most = PARTS[name]
     views, truth, given, masks = scene(part)
@@ -160,7 +160,7 @@ WORSE = {
 }  # the least share that is measured all the same
 
 
-@pytest.mark.parametrize("name", WORSE)
+@pytest.mark.parametrize("name", long_after(3, WORSE))
 def test_worse_images_measure_less_but_not_wrongly(name):
     views, truth, given, before = wall()
     change, least = WORSE[name]
@@ -189,7 +189,7 @@ def test_a_camera_that_turns_measures_nothing():
     assert share(measured(views, given, all_others(views))) == 0
 
 
-@pytest.mark.parametrize(("seed", "moved", "turned_deg"), long_after(2, [
+@pytest.mark.parametrize(("seed", "moved", "turned_deg"), long_after(1, [
     (78, 0.02, 0), (91, 0, 1), (91, 0.02, 0), (78, 0.05, 0), (78, 0, 1),
 ]))  # fmt: skip
 def test_wrong_poses_measure_nearly_nothing(seed, moved, turned_deg):
@@ -257,7 +257,7 @@ def test_a_pole_that_is_known_is_measured_at_its_depth_without_a_ramp():
         assert not ramp.any()
 
 
-@pytest.mark.parametrize(("blur", "most"), [(True, 0.04), (False, 0.25)])
+@pytest.mark.parametrize(("blur", "most"), long_after(1, [(True, 0.04), (False, 0.25)]))
 def test_a_pole_that_is_not_known_is_hardly_measured_at_the_wall(blur, most):
     """Windows show more of the wall than of it: small windows do not agree."""
     views, truth = pole()
@@ -270,7 +270,7 @@ def test_a_pole_that_is_not_known_is_hardly_measured_at_the_wall(blur, most):
 
 @pytest.mark.parametrize(
     ("nonsense", "seed", "least"),
-    long_after(2, [
+    long_after(1, [
         ("one depth", 78, 0.2), ("blobs", 91, 0.2), ("one depth", 91, 0.05), ("blobs", 78, -1),
     ]),
 )  # fmt: skip

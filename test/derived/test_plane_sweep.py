@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from support.cases import long_after
 from support.painted_walls import SIZE, scene, seen
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -33,7 +34,7 @@ class Types(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("masked", long_after(1, [True, False]))
 def test_it_stays_on_its_device_in_types_that_all_devices_have(masked):
     """Meta tensors have no values: whatever asks the device for one fails. (Fake ones of other
     devices need their drivers for indexing.)"""
@@ -70,7 +71,7 @@ class Peak(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("neighbours", [1, 2, 4, 6])
+@pytest.mark.parametrize("neighbours", long_after(2, [1, 4, 2, 6]))
 def test_the_predicted_memory_is_what_it_takes(neighbours, masked):
     with Peak() as peak:
         swept(neighbours, masked=masked)

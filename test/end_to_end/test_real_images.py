@@ -23,6 +23,7 @@ def pose_of(message):
     return T
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_car_is_followed_by_its_images_where_the_network_knows_nothing(recordings):
     """Its depth is meaningless on roads, and its confidence falls to a hundredth and rises again

@@ -337,6 +337,7 @@ def test_an_export_that_fails_leaves_the_old_model(tmp_path, recorded, monkeypat
     assert [p.name for p in tmp_path.iterdir()] == ["m.colmap"]
 
 
+@pytest.mark.long
 def test_a_model_that_a_trainer_has_used_is_replaced(tmp_path, recorded):
     target = exported(recorded, tmp_path / "m.colmap")
     (target / "sparse" / "0" / "points3D.ply").write_text("")  # the trainer's

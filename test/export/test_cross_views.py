@@ -111,6 +111,7 @@ def test_what_is_put_down_stays(walk, tmp_path):
     assert ghosts(walk, after).sum() > 0.9 * ghosts(walk, before).sum()
 
 
+@pytest.mark.long
 def test_components_do_not_judge_each_other(walk, tmp_path):
     write(tmp_path, walk.frames[FIRST:], LAST + 1 - FIRST, components=(0, 1))
     write(tmp_path / "one", walk.frames[FIRST:], LAST + 1 - FIRST)

@@ -22,7 +22,7 @@ from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.evaluation import cloud_errors, fit_poses
 from da3_ros.synthetic.rooms import make_room
 
-SEED, FRAMES = 77, 20
+SEED, FRAMES = 77, 14
 
 
 @pytest.fixture(scope="module")

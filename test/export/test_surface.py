@@ -93,6 +93,7 @@ def test_an_exact_room_is_met_within_a_voxel(scene, frames):
     assert np.quantile(off, 0.99) < 2 * VOXEL
 
 
+@pytest.mark.long
 def test_noise_averages_out(frames, tmp_path):
     write(tmp_path, frames, noise=0.02)
     with StoredScene.open(tmp_path) as stored:
@@ -140,6 +141,7 @@ def test_triangles_face_the_camera_and_have_the_rooms_colours(scene, frames):
     assert np.median(np.abs(difference)) < 12
 
 
+@pytest.mark.long
 def test_the_seams_between_cubes_are_closed(scene, monkeypatch):
     """One large cube and many small ones make the same triangles."""
     whole = fused_surface(scene, DepthFilters(voxel=VOXEL))
@@ -367,7 +369,7 @@ def walls(folder, errors):
     writer.journal.close()
 
 
-@pytest.mark.parametrize("error", [0.02, 0.06])
+@pytest.mark.parametrize("error", long_after(1, [0.06, 0.02]))
 def test_keyframes_that_disagree_make_one_sheet(tmp_path, error):
     """Apart by 16 and 48 cm, with voxels of 4 cm: what is cut off behind grows with it."""
     walls(tmp_path, [error, -error] * 4)

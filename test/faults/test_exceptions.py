@@ -66,6 +66,7 @@ def test_every_exception_costs_its_own_frame_alone():
         assert "Traceback" not in rig.process.output()
 
 
+@pytest.mark.long
 def test_broken_activation_is_one_line_and_can_be_retried():
     with broken_rig("activate:1") as rig:
         rig.process.wait_for("activating failed: RuntimeError: injected in activate")

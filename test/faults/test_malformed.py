@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from support.cases import long_after
 from support.fuzz import Fuzzer, one_line, try_decoder
 
 from da3_ros.inference import preprocess
@@ -78,7 +79,8 @@ def ros():
 
 
 @pytest.mark.process
-def test_live_node_survives_and_counts_every_frame(ros):
+@pytest.mark.parametrize("count", long_after(1, [100, 300]))
+def test_live_node_survives_and_counts_every_frame(ros, count):
     camera, frames = ros.camera_frames(4, rate_hz=2)
     with ros.Rig(camera_info_timeout_s=0.0) as rig:
         depths = rig.listen("/da3/depth/image", "sensor_msgs/msg/Image")
@@ -86,12 +88,12 @@ def test_live_node_survives_and_counts_every_frame(ros):
         rig.show(camera, frames[0])
         rig.until(lambda: depths)
         fuzzer = Fuzzer(ros.LIB, 3)
-        for n in range(300):
+        for n in range(count):
             rig.images.publish(fuzzer.image(fuzzer.stamp()))
             if n % 5 == 0:
                 rig.infos.publish(fuzzer.camera_info(ros.SIZE, fuzzer.stamp()))
             ros.rt.spin_until(rig.node, lambda: False, 0.005)
-        rig.until(lambda: rig.drops().get("bad_image", 0) > 50)
+        rig.until(lambda: rig.drops().get("bad_image", 0) > count // 6)
         heard = len(depths)
         rig.call("std_srvs/srv/Trigger", "/da3/reset")
         rig.show(camera, frames[1])

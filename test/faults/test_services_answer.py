@@ -112,6 +112,7 @@ def test_an_unwritable_folder_is_reported(tmp_path):
     _unwritable(tmp_path, tmp_path)
 
 
+@pytest.mark.long
 def test_an_impossible_export_dir_is_reported(tmp_path):
     _unwritable(tmp_path, "/proc/da3")
     _unwritable(tmp_path, "~nouser/da3")
@@ -168,6 +169,7 @@ def broken_node():
     return BROKEN
 
 
+@pytest.mark.long
 def test_callers_are_answered_when_the_node_is_cleaned_up(tmp_path):
     """The file is written all the same: the scene was handed over before."""
     camera, frames = camera_frames(1)

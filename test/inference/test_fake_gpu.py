@@ -266,6 +266,7 @@ def same_place(*tensors):
     return len({x.device.type for x in tensors}) == 1
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_metric_model_runs_on_the_same_gpu(gpu, monkeypatch):
     monkeypatch.setitem(MODELS, "da3metric-large", tiny_metric_spec())

@@ -208,6 +208,7 @@ def test_a_nested_checkpoint_is_read_as_official_files_are(small, tmp_path):
     assert len(ours) < len(theirs)  # the ray branch is not kept
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_all_models_are_planned_in_full_size():
     device = open_device("cpu")

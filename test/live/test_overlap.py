@@ -284,6 +284,7 @@ def test_the_reader_ends_with_whoever_leaves():
     assert source.read <= 6
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_database_bags_are_read_from_another_thread(camera, tmp_path: Path):
     write_synthetic_bag(tmp_path / "bag", camera, storage="sqlite3")

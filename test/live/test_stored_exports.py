@@ -203,6 +203,7 @@ def test_keyframes_that_are_not_stored_are_counted(tmp_path, exports):
         assert job.run(MESH, more, Selection(), FILTERS, silent)[1] == 3
 
 
+@pytest.mark.long
 def test_cameras_with_scenes_of_their_own_get_a_mesh_each(tmp_path, exports):
     names = ("front", "side/left")
     values = {"cameras": list(names), "window.mode": "independent"}

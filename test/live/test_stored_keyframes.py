@@ -137,6 +137,7 @@ def test_frames_do_not_wait_for_the_disk(tmp_path, monkeypatch):
     assert stored(tmp_path / "night" / "000001")[0] == 16
 
 
+@pytest.mark.long
 def test_the_limit_of_the_disk_holds_for_all_files_of_a_run(tmp_path, caplog):
     stream, host = stream_in(tmp_path, **{"map.disk_gb": 0.0001, "map.max_points": 2000})
     shown(stream, host, frames=12)

@@ -5,7 +5,6 @@ import itertools
 import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
-from support.cases import long_after
 
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.pose_graph import Edge, components, marginal, optimize
@@ -171,8 +170,9 @@ def test_the_covariance_of_a_chain_is_what_its_arms_give():
     assert found[3, 5] == pytest.approx(r**2 * arms.sum(), rel=1e-4)  # a yaw moves y
 
 
+@pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize("metric", long_after(1, [False, True]))
+@pytest.mark.parametrize("metric", [False, True])
 def test_the_covariance_is_the_spread_of_solutions(metric):
     """120 draws with the same sigmas: what is asked is how the newest lies to the first."""
     count, errors = 8, []

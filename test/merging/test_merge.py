@@ -158,6 +158,7 @@ def test_two_walks_of_one_place_become_one(folders, ring, second, tmp_path):
     assert {s.origin for s in scene.submaps} == {"monday", "tuesday"}
 
 
+@pytest.mark.long
 def test_cameras_of_windows_align_scenes(folders, ring, second, tmp_path):
     """Depth that is too large by some share of one scene does not change that scene's size."""
     truth, errors = [*ring, *second], []
@@ -279,6 +280,7 @@ def test_two_metric_scenes_keep_their_scales(folders, ring, second, tmp_path):
     np.testing.assert_allclose([s.T_map_submap.scale for s in scene.submaps], before)
 
 
+@pytest.mark.long
 def test_a_scene_without_metres_that_met_none_is_left_out(folders, ring, elsewhere, tmp_path):
     given = [folders("monday", metric=True), folders("elsewhere")]
     summary, scene = merged(given, tmp_path / "out", [*ring, *elsewhere])

@@ -130,6 +130,7 @@ def test_the_result_is_the_same_twice(folders, walks, tmp_path):
         np.testing.assert_array_equal(a.T_map_submap.t, b.T_map_submap.t)
 
 
+@pytest.mark.long
 def test_images_that_cannot_be_read_leave_the_alignment_as_it_was(
     folders, walks, tmp_path, caplog
 ):

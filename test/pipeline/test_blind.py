@@ -100,7 +100,7 @@ def test_odometry_and_map_stay_right(fault, refine):
     assert found["ate_m"] < 1.3 * clean[2]["ate_m"] + 0.001
 
 
-@pytest.mark.parametrize("fault", ["black", "frozen"])
+@pytest.mark.parametrize("fault", long_after(1, ["black", "frozen"]))
 def test_the_stated_uncertainty_grows_while_nothing_is_seen(fault):
     _, results, _ = faulty_run(fault, refine=True)
     blind = results[START - 1 : START + LENGTH]
@@ -140,7 +140,8 @@ def test_what_a_hand_hides_gets_no_depth():
         assert np.isnan(r.depth_m[:, : r.depth_m.shape[1] // 2]).all()
 
 
-@pytest.mark.parametrize("refine", long_after(1, [False, True]))
+@pytest.mark.long
+@pytest.mark.parametrize("refine", [False, True])
 def test_a_camera_is_found_where_it_was_before(refine):
     """A lens cap for 60 images; the camera comes off it elsewhere on its way."""
     _, frames = walk(30, 3)
@@ -377,6 +378,7 @@ def test_an_uncertain_network_does_not_blind_a_camera_whose_images_match(monkeyp
     assert trajectory_error(ours, np.array(true)) < 0.02 * way
 
 
+@pytest.mark.long
 def test_a_network_that_doubts_plain_walls_does_not_blind_a_camera_whose_images_match():
     """Its own small images have too few features for tracks, and its depth is right."""
 
@@ -421,7 +423,7 @@ def test_full_images_are_compared_with_their_own_calibration_and_without_masked_
     assert len(asked[1][3]) == len(ids)
 
 
-@pytest.mark.parametrize("kind", ["repeats", "flickers"])
+@pytest.mark.parametrize("kind", long_after(1, ["repeats", "flickers"]))
 def test_a_camera_that_repeats_or_flickers_is_not_blind_for_ever(kind):
     """Carried to another room; each second image there is frozen or black."""
     _, first = walk()
@@ -500,7 +502,7 @@ def shipped_run(fault, start, refine):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("refine", long_after(1, [True, False]))
+@pytest.mark.parametrize("refine", long_after(1, [False, True]))
 @pytest.mark.parametrize(
     ("fault", "start"),
     long_after(1, [("black", START), ("noise", START), ("flicker", START), ("shaded noise", 0)]),

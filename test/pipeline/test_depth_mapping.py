@@ -108,7 +108,7 @@ def test_no_keyframe_waits_at_the_end():
 
 
 def test_published_depth_is_corrected_where_the_images_agree_better():
-    camera = SyntheticCamera(SEED, (126, 98), walk="loop", frames=14, rate_hz=10)
+    camera = SyntheticCamera(SEED, (126, 98), walk="loop", frames=20, rate_hz=10)
     depths = []
     for on in (False, True):
         settings = {"process_res": 126, "window.size": 5, "dense.enabled": on, **TINY}
@@ -129,6 +129,7 @@ def test_published_depth_is_corrected_where_the_images_agree_better():
     assert (after < before).mean() > 0.7
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("solved_each_time")
 def test_the_same_frames_give_the_same_map():
     again = run(opened())
@@ -186,10 +187,10 @@ def test_frames_do_not_wait_for_a_live_measurement(monkeypatch):
 
 @pytest.mark.usefixtures("solved_each_time")
 def test_keyframes_beyond_the_time_limit_are_skipped():
-    pipeline = opened(**{"dense.max_ms": 1.0})
+    pipeline = opened(20, **{"dense.max_ms": 1.0})
     dense = pipeline.scene_map.dense
     dense.waits = False
-    camera, frames = walk()
+    camera, frames = walk(20)
     for f in frames:
         list(pipeline.push(to_frame(camera, f)))
         while dense._running is not None and not dense._running.done():
@@ -565,6 +566,7 @@ def test_all_that_takes_time_is_done_in_the_thread(monkeypatch):
     assert live.share > 0.8 * replayed.share
 
 
+@pytest.mark.long
 def test_a_device_that_fails_is_used_no_more(caplog):
     pipeline = opened()
     pipeline.scene_map.dense.device = "cuda:7"  # is not there

@@ -326,6 +326,7 @@ def unlike(pipeline, frames):
         pipeline.session.descriptors[f.stamp_ns] = -descriptor_at(f.T_room_camera + 50)
 
 
+@pytest.mark.long
 def test_a_place_that_was_never_found_is_not_known_when_the_map_grows_again(ring, tmp_path):
     """What was localized only is no part of the scene that is saved."""
     first = opened(ring[:40], metric=True)

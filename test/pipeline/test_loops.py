@@ -157,12 +157,13 @@ def test_a_live_stream_does_not_wait_for_the_graph(short_ring):
 
 
 @pytest.mark.slow
-def test_without_descriptors_no_place_is_verified(ring):
-    pipeline, results = run(ring[:60], TruthSession(ring, noise=NOISE))
+def test_without_descriptors_no_place_is_verified(short_ring):
+    pipeline, results = run(short_ring[:60], TruthSession(short_ring, noise=NOISE))
     assert len(results) == 60
     assert pipeline.loops.closed == 0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_similar_rooms_are_not_joined(monkeypatch):
     """The network takes both for one; the scene cannot have drifted so far."""
@@ -233,6 +234,7 @@ def test_known_metres_stay(short_ring):
     assert results[-1].scale.metric
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_loop_ties_a_chain_after_being_lost_to_the_rest(wide_ring):
     """Windows that nothing fits start a chain with a unit of its own; coming back mends it."""
@@ -279,16 +281,16 @@ def test_covariance_falls_at_loops_and_not_in_odometry(closed):
     assert all(np.linalg.eigvalsh(r.covariance_map).min() > 0 for r in results)
 
 
-def test_covariance_is_in_the_axes_of_the_map(ring):
+def test_covariance_is_in_the_axes_of_the_map(wide_ring):
     """A correction by a loop turns the map against odometry."""
-    pipeline, _ = run(ring[:20], DescribedTruth(ring), **{"loop.enabled": False})
+    pipeline, _ = run(wide_ring[:20], DescribedTruth(wide_ring), **{"loop.enabled": False})
     T = np.eye(4)
     T[:3, :3] = Rotation.from_rotvec([0, 0, np.pi / 2]).as_matrix()
     pipeline.map.table.set_poses({}, Similarity.from_pose(T))
-    K = ring[0].K.copy()
+    K = wide_ring[0].K.copy()
     K[:2, 2] -= 0.5
     black, lens = np.zeros((*SIZE[::-1], 3), np.uint8), Calibration(*SIZE, K)
-    (result,) = pipeline.push(Frame(ring[20].stamp_ns, black, calibration=lens))
+    (result,) = pipeline.push(Frame(wide_ring[20].stamp_ns, black, calibration=lens))
     there = np.kron(np.eye(2), T[:3, :3])
     np.testing.assert_allclose(
         result.covariance_map, there @ result.covariance_odom @ there.T, rtol=1e-6, atol=1e-12
@@ -366,9 +368,9 @@ def test_what_was_loaded_stays_where_it_is():
 
 
 @pytest.mark.slow
-def test_keyframes_of_loops_stay_within_the_maps_memory(ring):
+def test_keyframes_of_loops_stay_within_the_maps_memory(wide_ring):
     pipeline, _ = run(
-        ring[:90], DescribedTruth(ring), **{"map.memory_mb": 1, "map.keep_images": False}
+        wide_ring[:65], DescribedTruth(wide_ring), **{"map.memory_mb": 1, "map.keep_images": False}
     )
     assert 0 < pipeline.loops.keyframes.nbytes <= 2**18
     assert pipeline.map.limits.memory_mb == 1
@@ -389,8 +391,8 @@ def test_a_correction_holds_its_loops_and_covariance(closed):
     assert (np.diag(found.covariance) < 0.5 * np.diag(alone.covariance)).all()
 
 
-def test_reset_forgets_loops(ring):
-    pipeline, _ = run(ring[:10], DescribedTruth(ring))
+def test_reset_forgets_loops(wide_ring):
+    pipeline, _ = run(wide_ring[:10], DescribedTruth(wide_ring))
     moved = Similarity(2.0, np.eye(3), np.ones(3))
     pipeline.map.table.set_poses({}, moved)  # as a loop leaves it
     pipeline.reset()

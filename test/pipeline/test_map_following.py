@@ -204,7 +204,8 @@ def test_what_is_known_later_places_the_map_then(walk):
     assert np.linalg.norm(ours[:3, 3] - true[:3, 3]) < 0.05
 
 
-@pytest.mark.parametrize("corrections", long_after(1, ["tf", "path"]))
+@pytest.mark.long
+@pytest.mark.parametrize("corrections", ["tf", "path"])
 def test_reset_begins_a_scene_in_the_other_map(walk, corrections):
     frames = walk[0]
     pipeline, _ = run(walk, settings(corrections), said(walk, corrections, 40)[:50])
@@ -311,6 +312,7 @@ def of_camera(walk, name, i, talk):
     return dataclasses.replace(to_frame(walk[0][i], walk[1][i], talk[i]), camera=name)
 
 
+@pytest.mark.long
 def test_the_leading_camera_of_a_rig_counts(walk):
     """The other one has no poses of the robot at all."""
     frames, talk = walk[0], said(walk, "tf")

@@ -65,6 +65,7 @@ def mapped(ring):
     return pipeline, watched(pipeline, walk), walk
 
 
+@pytest.mark.long
 def test_a_loop_is_told_once(mapped):
     pipeline, mirror, _ = mapped
     assert pipeline.loops.closed

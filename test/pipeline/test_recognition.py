@@ -73,6 +73,7 @@ def test_odometry_goes_on_when_the_place_is_found(metric_folder, ring):
     assert max(steps) < 3 * np.median(steps)
 
 
+@pytest.mark.long
 def test_metres_are_taken_from_the_map(metric_folder, ring):
     again = later(ring[30:60])
     pipeline = resumed(metric_folder, ring, again)
@@ -97,6 +98,7 @@ def test_metres_are_taken_from_the_map(metric_folder, ring):
     assert results[-1].scale.source == "map"
 
 
+@pytest.mark.long
 def test_a_map_without_metres_gives_its_unit(plain_folder, ring):
     again = later(ring[30:60])
     pipeline = resumed(plain_folder, ring, again)
@@ -133,6 +135,7 @@ def test_images_of_another_size_find_the_place(metric_folder, ring, size):
     assert found_at(pipeline, results) is not None
 
 
+@pytest.mark.long
 def test_a_found_scene_is_saved_with_what_was_loaded(metric_folder, ring, tmp_path):
     again = later(ring[30:60])
     values = {"metric": True, "map.remove_movers": True}

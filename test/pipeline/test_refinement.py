@@ -234,6 +234,7 @@ def test_without_camera_info_tracks_determine_the_focal_length_of_a_turning_came
     assert (np.array(off[1:]) < 2 * sigma[1:]).all()
 
 
+@pytest.mark.long
 def test_metres_and_odometry_go_on_when_a_focal_length_is_found(monkeypatch):
     """Positions get another unit than depth; both go on from where they were."""
     camera = SyntheticCamera(42, SIZE, walk="loop", frames=26, rate_hz=5)

@@ -253,6 +253,7 @@ def ahead(x, yaw):
     return T
 
 
+@pytest.mark.long
 def test_refinement_keeps_the_known_geometry_of_the_rig():
     rig = Rig(mount(0.2, 40), size=(224, 168), frames=10)
     noise = Noise(smooth=0.05, per_frame=0.02, rotation_deg=0.3, translation=0.01)

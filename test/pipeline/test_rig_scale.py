@@ -170,7 +170,9 @@ TRACKED = {"process_res": 224, "refinement.enabled": True}
 
 
 @pytest.mark.parametrize(
-    "declared", [rig_mount(1, 0.12, 0.0), rig_mount(1, 0.12, 3.0)], ids=("exact", "turned")
+    "declared",
+    long_after(1, [rig_mount(1, 0.12, 0.0), rig_mount(1, 0.12, 3.0)]),
+    ids=("exact", "turned"),
 )
 def test_tracks_measure_a_stereo_pair_that_the_network_places_wrongly(declared, caplog):
     """Its baseline is 4 % of the depth, and the network's are a quarter too short."""
@@ -190,6 +192,7 @@ def test_tracks_measure_a_stereo_pair_that_the_network_places_wrongly(declared, 
     assert pipeline.counters["rig_contradicted"] == 0
 
 
+@pytest.mark.long
 def test_windows_and_map_share_the_metre(monkeypatch):
     """And the network is not asked once they know it."""
     given, asked = [], []
@@ -214,7 +217,9 @@ def test_windows_and_map_share_the_metre(monkeypatch):
     assert not pipeline.refinement.knows_metre
 
 
-@pytest.mark.parametrize("declared", [rig_mount(1, -0.12, 0.0), rig_mount(1, 0.12, 12.0)])
+@pytest.mark.parametrize(
+    "declared", long_after(1, [rig_mount(1, -0.12, 0.0), rig_mount(1, 0.12, 12.0)])
+)
 def test_a_rig_that_tracks_contradict_gives_no_metres_and_one_line(declared, caplog):
     """Also if the network would take it (12 degrees)."""
     rig = make(0.12, "strafe", frames=8, yaw_deg=0.0, size=(224, 168))
@@ -225,6 +230,7 @@ def test_a_rig_that_tracks_contradict_gives_no_metres_and_one_line(declared, cap
     assert caplog.text.count("otherwise than declared") == 1
 
 
+@pytest.mark.long
 def test_a_knocked_rig_holds_its_metres_as_uncertain(monkeypatch):
     """They may be wrong since then."""
     monkeypatch.setattr(sliding_graph, "MOST_CONTRADICTIONS", 3)

@@ -87,6 +87,7 @@ def test_clean_odometry_makes_metres_after_a_short_way(walk):
     assert pipeline.scale.known
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_scale_of_noisy_odometry_is_within_four_sigma(walk):
     priors = list(odometry_of(*walk, noise_m=0.02, noise_deg=0.5, seed=1))
@@ -131,6 +132,7 @@ def test_the_map_is_one_scene_in_metres_whatever_was_known_when(walk):
     assert pipeline.map.metres == pipeline.scale.metres
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_odometry_does_not_jump_when_the_scale_is_corrected(walk):
     frames = walk[1]
@@ -154,6 +156,7 @@ def test_without_odometry_nothing_is_called_metres(walk):
     assert not pipeline.scale.known
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_after_a_time_jump_known_units_join_the_scene(walk):
     camera, frames = walk

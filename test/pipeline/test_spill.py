@@ -11,7 +11,6 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 from scipy.spatial import cKDTree
-from support.cases import long_after
 from support.pipelines import settings, to_frame
 from support.ring import DescribedTruth, walked
 
@@ -38,7 +37,7 @@ SIZE = (140, 112)
 
 @pytest.fixture(scope="module")
 def camera():
-    return SyntheticCamera(seed=3, size=SIZE, walk="loop", frames=50, rate_hz=4.0)
+    return SyntheticCamera(seed=3, size=SIZE, walk="loop", frames=36, rate_hz=4.0)
 
 
 def run(camera, folder=None, limit_bytes=-1, background=False, **values):
@@ -81,6 +80,7 @@ def test_all_points_are_exported_and_few_are_in_memory(camera, whole, tmp_path):
     assert 0 < len(shown) <= 70_000  # the display shows what is in memory
 
 
+@pytest.mark.long
 def test_in_the_background_the_same_is_exported(camera, whole, tmp_path):
     pipeline = run(camera, tmp_path, background=True, **FEW)
     assert len(pipeline.map) == len(whole.map)
@@ -218,6 +218,7 @@ def test_images_that_memory_cannot_hold_come_back(camera, tmp_path):
     assert load_scene(tmp_path / "scene").scene().images == found
 
 
+@pytest.mark.long
 def test_without_a_store_the_oldest_points_are_dropped(camera):
     assert len(run(camera, **FEW).map) <= 70_000
 
@@ -311,7 +312,8 @@ def test_keyframes_of_loops_come_back(camera, tmp_path, monkeypatch):
     assert pipeline.session.verified > 0
 
 
-@pytest.mark.parametrize("background", long_after(1, [False, True]))
+@pytest.mark.long
+@pytest.mark.parametrize("background", [False, True])
 def test_where_keyframes_lie_changes_no_pose(tmp_path, monkeypatch, background):
     """Windows share some of those that go to the disk: their samples and images stay."""
     there = walked(40, 0.15)

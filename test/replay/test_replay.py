@@ -180,6 +180,7 @@ def test_two_runs_give_the_same_bytes_but_for_the_measurements(bag, tmp_path):
     same_bytes(tmp_path / "a", tmp_path / "b", {"measured.json"})
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_a_plan_is_run_again_whatever_memory_there_is(bag, tmp_path):
     first, again = tmp_path / "first", tmp_path / "again"
@@ -252,6 +253,7 @@ def test_readable_part_of_a_truncated_recording_is_processed(bag, tmp_path):
     assert json.loads((tmp_path / "out" / "report.json").read_text())["stopped_at"]
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_a_folder_with_broken_images_is_damaged_and_names_them(camera, tmp_path):
     images = tmp_path / "images"

@@ -177,6 +177,7 @@ def test_a_colmap_model_has_images_at_the_cameras_size(output, camera):
     assert len(list((folder / "images").glob("*.jpg"))) > 2
 
 
+@pytest.mark.long
 def test_what_is_not_stored_is_exported_from_the_saved_points(camera, bag, tmp_path, caplog):
     """A resumed scene, or one whose disk was full, knows more than its journal."""
     settings = load_config(None, ["process_res:=140", "model:=da3-tiny", "map.disk_gb:=0"])
@@ -217,6 +218,7 @@ def test_a_replay_in_a_saved_scene_names_where_its_keyframes_are(
     assert "began in" not in caplog.text
 
 
+@pytest.mark.long
 def test_a_scene_that_was_continued_in_its_folder_is_not_named(
     output, camera, bag, tmp_path, caplog
 ):
@@ -257,7 +259,7 @@ def test_a_scene_without_keyframes_names_the_remedy(output, tmp_path, capsys, op
 def metric(tmp_path_factory):
     """A scene in metres by the robot's odometry, seen past a mask, at twice the network's size."""
     folder = tmp_path_factory.mktemp("metric")
-    camera = SyntheticCamera(seed=3, size=SIZE, walk="loop", frames=24, rate_hz=4.0)
+    camera = SyntheticCamera(seed=3, size=SIZE, walk="loop", frames=16, rate_hz=4.0)
     write_synthetic_bag(folder / "bag", camera, tf=True)
     drawn = np.full(SIZE[::-1], 255, np.uint8)
     drawn[150:] = 0

@@ -7,7 +7,6 @@ import time
 import weakref
 
 import pytest
-from support.cases import long_after
 
 pytest.importorskip("rclpy", reason="needs ROS 2: source tools/env.sh or a ROS set-up")
 
@@ -156,7 +155,8 @@ def test_shutdown_waits_for_the_window_too(live):
     live.until(lambda: not live.publishers())
 
 
-@pytest.mark.parametrize("end", long_after(1, [signal.SIGTERM, signal.SIGINT]))
+@pytest.mark.long
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
 def test_a_cleanup_that_waits_does_not_keep_the_process(tmp_path, end):
     node = str(NODES / "slow_node.py")
     camera, frames = camera_frames(1)

@@ -11,6 +11,7 @@ from da3_ros.messages import build
 pytestmark = pytest.mark.process
 
 
+@pytest.mark.long
 def test_a_second_publisher_of_outputs_is_warned_of():
     with Rig() as rig:
         diagnostics = rig.listen("/diagnostics", "diagnostic_msgs/msg/DiagnosticArray")

@@ -41,6 +41,7 @@ def test_demo_ends_with_files_and_errors_against_the_exact_room(tmp_path):
     assert all(f.stat().st_size for f in tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_a_node_without_network_ends_the_demo_with_reason(tmp_path):
     done = run_demo(tmp_path, "--frames", "2", "-p", "checkpoint:=/nowhere")
     assert done.returncode == 1

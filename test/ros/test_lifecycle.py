@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from support.cases import long_after
 
 pytest.importorskip("rclpy", reason="needs ROS 2: source tools/env.sh or a ROS set-up")
 
@@ -30,14 +31,15 @@ def held_mb(rig):
     raise AssertionError("no RssAnon")
 
 
-def test_another_model_leaves_nothing_of_the_old_behind():
+@pytest.mark.parametrize("again", long_after(1, [(), ("da3-small",)]))
+def test_another_model_leaves_nothing_of_the_old_behind(again):
     """Another model takes a cleanup and a configure, and leaves nothing of the old behind."""
     camera, frames = camera_frames(1)
     with Rig(autostart=False, **{"window.size": 2}) as rig:
         depths = rig.listen("/da3/depth/image", "sensor_msgs/msg/Image")
         state_is(rig, "unconfigured")
         clean = []
-        for n, model in enumerate(("da3-small", "da3-tiny", "da3-small", "da3-small"), 1):
+        for n, model in enumerate(("da3-small", "da3-tiny", "da3-small", *again), 1):
             assert set_parameter(rig, "model", model).successful
             change(rig, CONFIGURE)
             change(rig, ACTIVATE)

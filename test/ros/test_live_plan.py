@@ -78,25 +78,25 @@ def set_parameter(live, name, value):
 
 def test_the_mode_changes_while_frames_flow(monkeypatch):
     """The map stops to grow, and grows again."""
-    camera = SyntheticCamera(seed=3, size=(140, 112), walk="strafe", frames=24)
+    camera = SyntheticCamera(seed=3, size=(140, 112), walk="strafe", frames=18)
     frames, sizes, submaps = list(camera), [], []
     values = {"keyframe.parallax": 0.02}
     with LiveNode(monkeypatch, camera, frames, TruthSession, **values) as live:
         assert live.change(CONFIGURE, ACTIVATE)
         pipeline = live.da3.runner.stream.pipeline
         for n in range(len(frames)):
-            if n in (8, 16):
-                set_parameter(live, "mode", "localization" if n == 8 else "mapping")
+            if n in (6, 12):
+                set_parameter(live, "mode", "localization" if n == 6 else "mapping")
             live.show()
             live.until(lambda n=n: pipeline.counters["processed"] > n)
             sizes.append(len(pipeline.map))
             submaps.append(len(pipeline.map.submaps))
         assert pipeline.map.pose_known
     # Depth that was measured until then belongs to the map. Later points vary: they are measured.
-    assert min(sizes[:8]) > 1000
-    assert sizes[8] == sizes[15] < sizes[16]
-    assert sizes[15] < sizes[23]
-    assert submaps[7] == submaps[15] < submaps[23]
+    assert min(sizes[:6]) > 1000
+    assert sizes[6] == sizes[11] < sizes[12]
+    assert sizes[11] < sizes[17]
+    assert submaps[5] == submaps[11] < submaps[17]
 
 
 def test_a_budget_refused_late_disturbs_no_other_change(monkeypatch):
@@ -127,7 +127,7 @@ def test_a_budget_refused_late_disturbs_no_other_change(monkeypatch):
 
 
 def test_a_live_budget_changes_neither_path_nor_map(monkeypatch):
-    camera = SyntheticCamera(seed=3, size=(140, 112), walk="loop", frames=24)
+    camera = SyntheticCamera(seed=3, size=(140, 112), walk="loop", frames=18)
     frames = list(camera)
     values = {"window.size": 5, "map.voxel_m": 0.03}
     with LiveNode(monkeypatch, camera, frames, Budgeted, **values) as live:
@@ -137,20 +137,20 @@ def test_a_live_budget_changes_neither_path_nor_map(monkeypatch):
         live.until(lambda: live.publishers("/da3/odom"))
         rt.spin_until(live.node, lambda: False, 1.0)
         for n in range(len(frames)):
-            if n in (8, 16):
-                set_budget(live, SMALL_GB if n == 8 else 2.0)
+            if n in (6, 12):
+                set_budget(live, SMALL_GB if n == 6 else 2.0)
             live.show()
             live.until(lambda n=n: len(odometry) > n)
         shapes = live.networks[-1].shapes
         cloud = live.da3.runner.stream.pipeline.map.cloud().xyz
     assert [rt.stamp_ns(m) for m in odometry] == [f.stamp_ns for f in frames]
-    assert {shape[1] for shape in shapes[:8]} == {shape[1] for shape in shapes[16:]} == {140}
-    assert {shape[1] for shape in shapes[8:16]} == {84}
+    assert {shape[1] for shape in shapes[:6]} == {shape[1] for shape in shapes[12:]} == {140}
+    assert {shape[1] for shape in shapes[6:12]} == {84}
 
     found = [matrix(as_transform(m.pose.pose)) for m in odometry]
     found = [invert_pose(found[0]) @ T for T in found]
     true = [invert_pose(frames[0].T_room_camera) @ f.T_room_camera for f in frames]
-    unit = np.linalg.norm(found[7][:3, 3]) / np.linalg.norm(true[7][:3, 3])
+    unit = np.linalg.norm(found[5][:3, 3]) / np.linalg.norm(true[5][:3, 3])
     for a, b in zip(found, true, strict=True):
         np.testing.assert_allclose(a[:3, :3], b[:3, :3], atol=0.02)
         np.testing.assert_allclose(a[:3, 3] / unit, b[:3, 3], atol=0.02)

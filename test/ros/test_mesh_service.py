@@ -117,6 +117,7 @@ def test_a_reset_cancels_a_mesh(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["go", "night"]
 
 
+@pytest.mark.long
 def test_a_caller_is_answered_when_the_node_ends(tmp_path):
     camera, frames = camera_frames(2)
     with mesh_rig(tmp_path) as rig:

@@ -36,6 +36,7 @@ def test_odometry_reaches_the_network_and_keeps_its_owner():
         assert not robot.edges()
 
 
+@pytest.mark.long
 def test_without_odometry_the_network_goes_on_alone_and_warns():
     with Robot(**PRIOR) as robot:
         run(robot, n=2)

@@ -49,6 +49,7 @@ def test_the_stream_goes_on_while_a_scene_is_written_as_it_was(tmp_path):
         assert "4 poses" in saved.result().message
 
 
+@pytest.mark.long
 def test_a_node_that_ends_leaves_no_half_file(tmp_path):
     camera, frames = camera_frames(1)
     with waiting_rig(tmp_path) as rig:

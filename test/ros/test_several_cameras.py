@@ -168,6 +168,7 @@ def test_live_without_drops_equals_replay_bit_by_bit(tmp_path):
                 assert live.header.stamp.nanosec == other.header.stamp.nanosec
 
 
+@pytest.mark.long
 def test_no_transform_for_a_camera_with_another_parent():
     cameras = walks(2)
     with TwoCameras() as rig:
@@ -189,6 +190,7 @@ def test_a_missing_camera_does_not_stop_the_other():
         assert stamps(rig.depth["front"]) == sorted(stamps(rig.depth["front"]))
 
 
+@pytest.mark.long
 def test_diagnostics_name_the_one_camera_that_is_silent():
     _, frames = walks(2)["front"]
     with TwoCameras() as rig:
@@ -204,6 +206,7 @@ def test_diagnostics_name_the_one_camera_that_is_silent():
         assert "/front" not in health[-1].status[0].message
 
 
+@pytest.mark.long
 def test_independent_cameras_take_turns(tmp_path):
     """Independent cameras take turns and have scenes and frames of their own."""
     cameras = walks(3)

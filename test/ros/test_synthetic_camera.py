@@ -151,6 +151,7 @@ def test_a_rig_shows_what_its_cameras_see():
     np.testing.assert_allclose(R, mount[:3, :3], atol=1e-9)
 
 
+@pytest.mark.long
 def test_endless_stream_keeps_its_rate_and_ends_clean():
     """Endless stream keeps its rate and ends clean on interrupt."""
     domain_id = domain()

@@ -108,6 +108,7 @@ class Stream:
         return frame.stamp_ns
 
 
+@pytest.mark.long
 def test_a_localiser_that_starts_late_takes_its_transform_over():
     with Robot(**ROBOT) as robot:
         robot.mount(level_mount())
@@ -153,6 +154,7 @@ def test_a_late_map_to_odom_is_left_to_its_owner():
         assert "test_node publishes map -> odom too" in robot.process.output()
 
 
+@pytest.mark.long
 def test_a_tree_that_starts_after_the_last_frame_is_complete():
     camera, frames = camera_frames(2)
     with Robot() as robot:

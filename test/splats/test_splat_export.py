@@ -195,8 +195,8 @@ def wall_scene(folder, distances, aside=0.0, with_wall=None):
     return folder
 
 
-@pytest.mark.parametrize("step", long_after(3, [0.1, 0.5, 0.25, 0.05, 0.15]))
-@pytest.mark.parametrize("count", long_after(2, [2, 6, 3, 4]))
+@pytest.mark.parametrize("step", long_after(2, [0.1, 0.5, 0.25, 0.05, 0.15]))
+@pytest.mark.parametrize("count", long_after(1, [2, 6, 3, 4]))
 def test_no_surface_is_lost_to_keyframes_that_are_a_little_nearer(tmp_path, step, count):
     distances = [10 - step * i for i in range(count)]
     alone = exported(wall_scene(tmp_path / "a", distances[:1]), tmp_path / "a.splat.ply").points
@@ -340,6 +340,7 @@ def test_keyframes_on_the_spot_share_what_they_see(tmp_path):
     assert exported(tmp_path / "s", tmp_path / "a.splat.ply").points < 2 * layers
 
 
+@pytest.mark.long
 def test_few_keyframes_in_memory_change_nothing(scene, tmp_path, monkeypatch):
     exported(scene, tmp_path / "a.splat.ply")
     monkeypatch.setattr(stored_splats, "CACHED", 1)

@@ -330,7 +330,7 @@ def test_known_poses_change_the_rotations_as_the_network_does(monkeypatch):
 
 
 @pytest.mark.processor
-@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+@pytest.mark.parametrize("precision", long_after(1, ["bfloat16", "int8"]))
 def test_lower_precision_is_used_where_gaussians_stay_close(monkeypatch, precision):
     registered(monkeypatch, "da3-giant")
     session = opened(mixed_precision=precision)

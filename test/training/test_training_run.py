@@ -23,6 +23,7 @@ def toy_trainer(**changes):
     return Trainer(TOY, torch.device("cpu"), network=network(), phases=PHASES, **changes)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_stopping_and_going_on_changes_nothing(tmp_path):
     whole, first, second = toy_trainer(), toy_trainer(), toy_trainer()
