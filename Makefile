@@ -42,7 +42,7 @@ lint: setup ## format, lint and types
 	@$(ENV) ruff check .
 	@$(ENV) mypy da3_ros
 
-test: lint ## lint, then all tests but the long ones, on all cores: twenty minutes on two
+test: lint ## lint, then all tests but the long ones, on all cores: ten minutes on two
 	@$(ENV) $(ALONE) $(PYTEST) -n auto -m "not long" $(PYTEST_ARGS)
 
 test-all: lint ## lint, then all tests, on all cores

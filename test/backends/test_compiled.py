@@ -172,6 +172,7 @@ def test_inductors_encoder_equals_plain_code(caplog):
     assert "uncompiled" not in caplog.text
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_compiler_that_does_not_work_is_not_waited_for(monkeypatch, caplog):
     monkeypatch.setenv("CXX", "/nowhere/compiler")
@@ -446,6 +447,7 @@ def test_beyond_the_bound_the_oldest_unused_program_leaves(monkeypatch, caplog):
     assert caplog.text.count("the least recently used one is dropped") == 1
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_windows_compiling_is_not_measured(monkeypatch):
     session, some = session_of(Counting()), views(4)

@@ -92,6 +92,7 @@ def test_a_bag_with_truth_becomes_a_sequence(accuracy, tmp_path):
         np.testing.assert_allclose(sequence.depth(item), frame.depth, atol=6e-4)
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_the_kitchen_can_be_measured(accuracy, recordings, tmp_path):
     done = programs.run(
@@ -129,6 +130,7 @@ def test_exact_windows_have_no_error_and_a_known_scale(accuracy, folder, walk):
         assert found.cloud_completeness_m < 0.1
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_noise_is_measured(accuracy, walk, tmp_path):
     write_tum(tmp_path / "tum", *walk)

@@ -102,6 +102,7 @@ def test_the_unmeasurable_is_reported_in_one_line(capsys, caplog, arguments, cod
     assert words in said
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_ctrl_c_ends_it_without_a_file(tmp_path):
     torch = ["-p", "backend:=torch", "--frames", "1000000"]

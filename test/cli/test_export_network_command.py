@@ -34,6 +34,7 @@ def complaint(capsys):
     return line
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.openvino
 def test_a_folder_with_manifest_and_example_appears(tmp_path, capsys, monkeypatch):

@@ -150,6 +150,7 @@ def test_another_chain_ends_the_one_before():
     assert all(j >= 4 for ids in job.due.values() for j in ids)
 
 
+@pytest.mark.long
 def test_memory_is_bounded_and_what_is_left_can_be_neighbours():
     log, (ones, _, _) = Log(), keyframes()
     sizes = []

@@ -306,6 +306,7 @@ def test_a_wrong_pixel_costs_the_others_no_precision(tmp_path):
         np.testing.assert_allclose(inverse_depth(model, name)[1:, :30], 0.5 / UNIT, rtol=1e-3)
 
 
+@pytest.mark.long
 def test_the_box_and_known_components_choose_points_and_images(tmp_path, recorded):
     writer = StoreWriter(shutil.copytree(recorded, tmp_path / "scene"))
     writer.place([StoredSubmap(99, 9, 9, IDENTITY)])  # an unconnected component
@@ -323,6 +324,7 @@ def test_the_box_and_known_components_choose_points_and_images(tmp_path, recorde
     np.testing.assert_array_equal(points[:, 0], np.arange(1, len(points) + 1))
 
 
+@pytest.mark.long
 def test_an_export_that_fails_leaves_the_old_model(tmp_path, recorded, monkeypatch, capsys):
     target = exported(recorded, tmp_path / "m.colmap")
     before = sorted(p.name for p in target.rglob("*"))

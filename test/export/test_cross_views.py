@@ -131,6 +131,7 @@ def test_what_is_kept_of_keyframes_is_bounded(stored, monkeypatch):
     np.testing.assert_array_equal(points_of(stored, remove=True), expected)
 
 
+@pytest.mark.long
 def test_the_command_keeps_movers_on_request(walk, stored, tmp_path):
     folder = stored.reader.path.parent
     sizes = []

@@ -22,7 +22,7 @@ from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.evaluation import cloud_errors, fit_poses
 from da3_ros.synthetic.rooms import make_room
 
-SEED, FRAMES = 77, 14
+SEED, FRAMES = 77, 20
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +92,7 @@ class Stored:
         )  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_units_sizes_and_lone_keyframes_of_one_component(replayed):
     path = replayed / "out" / "scene" / "scene.da3k"
@@ -111,6 +112,7 @@ def test_units_sizes_and_lone_keyframes_of_one_component(replayed):
         assert alone.share == pytest.approx(plain.share / 2, rel=0.05)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_deviation_and_what_is_measured_can_be_read(replayed):
     with StoredScene.open(replayed / "out" / "scene") as stored:

@@ -470,6 +470,7 @@ except ExportError as error:
 """
 
 
+@pytest.mark.long
 @pytest.mark.process
 @pytest.mark.slow
 def test_a_file_that_really_cannot_grow_leaves_the_old_scene(tmp_path):

@@ -108,6 +108,7 @@ def test_full_disk_and_a_kill_lose_no_earlier_file(ros, tmp_path):
         assert export(rig, path="scene.ply").success
 
 
+@pytest.mark.long
 def test_the_service_reports_an_export_folder_that_is_a_file(ros, tmp_path):
     camera, frames = ros.camera_frames(1)
     (tmp_path / "file").write_text("mine")

@@ -79,6 +79,7 @@ def test_no_answer_holds_what_cannot_be_sent():
     assert answer.points == 3
 
 
+@pytest.mark.long
 def test_hostile_paths_are_refused_in_one_line_each(tmp_path):
     camera, frames = camera_frames(2)
     root = tmp_path / "out"

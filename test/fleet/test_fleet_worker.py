@@ -131,6 +131,7 @@ def test_an_unexpected_error_is_an_outcome_that_hurts_the_worker(bags, tmp_path,
     assert "Traceback" in (tmp_path / "a" / LOG).read_text()
 
 
+@pytest.mark.long
 def test_only_results_that_are_there_and_wanted_count(bags, tmp_path):
     worker, jobs = opened(bags, tmp_path)
     job = jobs["a"]
@@ -181,6 +182,7 @@ def test_the_next_attempt_goes_on_from_the_last_checkpoint(interrupted, bags, tm
     assert not list(job.output.glob("unfinished*"))
 
 
+@pytest.mark.long
 def test_other_parameters_begin_anew_and_leave_nothing_unfinished(interrupted, bags, tmp_path):
     _, job = interrupted
     worker, jobs = opened(bags, tmp_path / "fleet", process_res=70)
@@ -232,6 +234,7 @@ def test_workers_of_one_machine_share_its_memory(monkeypatch, share, given, want
     assert within.inference.memory_budget_gb == pytest.approx(wanted)
 
 
+@pytest.mark.long
 def test_a_folder_in_which_another_works_is_left_alone(bags, tmp_path):
     worker, jobs = opened(bags, tmp_path)
     folder = jobs["a"].output

@@ -206,6 +206,7 @@ def test_windows_stay_on_the_gpu_in_the_right_types(gpu, precision, poses):
     assert next(session.loaded.module.parameters()).device.type == "cuda"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_every_other_method_runs_on_a_gpu(gpu, monkeypatch):
     session = open_session()

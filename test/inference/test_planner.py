@@ -170,11 +170,11 @@ def test_nothing_fits_and_the_error_names_what_would(cpu):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [
-    {}, {"lower_precision": torch.bfloat16}, {"process_res": 112, "window": 2},
+@pytest.mark.parametrize("changes", long_after(3, [
     {"process_res": 112, "window": 2, "lower_precision": torch.bfloat16}, {"poses": True},
-    {"window": 4, "new": 3}, {"precision": torch.int8},
-])  # fmt: skip
+    {"window": 4, "new": 3}, {}, {"lower_precision": torch.bfloat16},
+    {"process_res": 112, "window": 2}, {"precision": torch.int8},
+]))  # fmt: skip
 @pytest.mark.parametrize("on", [open_device("cpu"), AbsentCuda()], ids=["cpu", "cuda"])
 def test_a_budget_is_refused_exactly_when_it_has_no_plan(on, changes):
     wanted = request(model="da3-tiny", **changes)

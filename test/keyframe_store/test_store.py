@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+from support.cases import long_after
 from support.journals import changed_in, changed_rows, rewritten
 
 from da3_ros.geometry.similarity import Similarity
@@ -109,7 +110,7 @@ def test_what_was_stored_is_read_back(tmp_path):
         np.testing.assert_array_equal(scene.map.T_ros_map, T)
 
 
-@pytest.mark.parametrize("count", [10, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", long_after(1, [2, 200]))
 def test_a_journal_cut_at_any_byte_costs_the_last_keyframe_at_most(tmp_path, count):
     writer = StoreWriter(tmp_path / "whole")
     writer.place(SUBMAPS)
@@ -361,9 +362,10 @@ for k in range(int(sys.argv[3]), 10**6):
 
 
 @pytest.mark.slow
-def test_killed_writers_lose_nothing_that_was_stored(tmp_path):
+@pytest.mark.parametrize("runs", long_after(1, [2, 5]))
+def test_killed_writers_lose_nothing_that_was_stored(tmp_path, runs):
     first = 0
-    for run in range(5):
+    for run in range(runs):
         child = subprocess.Popen(
             [sys.executable, "-c", CHILD, str(tmp_path), os.path.dirname(__file__), str(first)],
             stdout=subprocess.PIPE, text=True,

@@ -105,6 +105,7 @@ def test_live_frames_are_begun_with_while_a_window_runs(camera, beside_us, story
     assert stream.frame_counts.drop_counts() == {"busy": 2}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_live_results_do_not_depend_on_beginning_early(camera, monkeypatch):
     plain = run_live(camera)
@@ -210,6 +211,7 @@ def test_replay_begins_the_next_frame_and_writes_the_same_bytes(
     assert story == ["prefix 1", *["prefix 1", "window"] * (len(camera) - 1), "window"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_usual_time_of_a_window_is_reported(camera, beside_us):
     session = InferenceSession(InferenceConfig("da3-tiny", "random", "cpu", process_res=112))

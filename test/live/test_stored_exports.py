@@ -83,6 +83,7 @@ def test_the_mesh_has_all_that_was_seen_and_is_that_of_the_command(tmp_path, exp
     assert stream.finish_recording(10)
 
 
+@pytest.mark.long
 def test_moved_places_and_poses_are_those_of_now(tmp_path, exports):
     """What moves is written late, with the next keyframe: an export must not miss it."""
     stream, _ = stream_in(tmp_path)

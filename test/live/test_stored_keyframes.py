@@ -38,6 +38,7 @@ def stored(folder):
         return len(scene.frames), len(scene.images)
 
 
+@pytest.mark.long
 def test_each_run_stores_its_keyframes_in_a_folder_of_its_own(tmp_path):
     for run in (1, 2):
         stream, host = stream_in(tmp_path)

@@ -68,6 +68,7 @@ def test_odometry_grows_along_the_way(walk):
     assert all(np.linalg.eigvalsh(r.covariance_odom).min() > 0 for r in results)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_noise_is_learned_from_disagreement(walk):
     """Standard deviations of the kinds, against those that the windows were made with."""
@@ -100,6 +101,7 @@ def observed(ids, centres, shared, gain=None, update_weights=0.5):
     )  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_chain_of_windows_agrees_with_simulation():
     """The same linear estimator, run on random errors."""

@@ -309,6 +309,7 @@ def test_two_scenes_meet_through_a_third(folders, ring, tmp_path):
     assert trajectory_error(scene, truth)[0] < 0.3
 
 
+@pytest.mark.long
 def test_equal_stamps_of_two_robots_are_kept_apart(folders, ring, tmp_path):
     truth = {"": ring, "sameday": ring}
     network = network_of(truth)
@@ -328,6 +329,7 @@ def test_equal_stamps_of_two_robots_are_kept_apart(folders, ring, tmp_path):
     assert trajectory_error(scene, ring)[0] < 0.3
 
 
+@pytest.mark.long
 def test_the_camera_is_found_in_a_merged_scene(folders, ring, second, tmp_path):
     truth = [*ring, *second]
     merged([folders("monday"), folders("tuesday")], tmp_path / "out", truth)
@@ -463,6 +465,7 @@ def test_names_are_unique(folders, ring, tmp_path):
     assert records.path()[1] == ["", "monday_2"]
 
 
+@pytest.mark.long
 def test_a_scene_is_not_merged_with_what_continues_it(folders, ring, second, tmp_path):
     """All that both have would be there twice. Of what is continued, the origin is kept."""
     pipeline = Pipeline(config(), NamedTruth({"": [*ring, *second]}, 3))

@@ -172,6 +172,7 @@ def test_16_bits_stay_near_and_the_fragile_parts_stay_fp32(network, images, dtyp
     assert len(out.depth.unique()) > 0.9 * out.depth.numel()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @one_network
 @torch.inference_mode()

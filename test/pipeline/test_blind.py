@@ -164,7 +164,8 @@ class Described(bench_blind.BlindTruth):
         return dataclasses.replace(out, descriptor=np.array(described, np.float32))
 
 
-@pytest.mark.parametrize("refine", long_after(1, [False, True]))
+@pytest.mark.long
+@pytest.mark.parametrize("refine", [False, True])
 def test_a_camera_that_returns_far_away_is_found_by_its_keyframes(refine):
     """The newest views show nothing of it: the second window shares keyframes that look alike."""
     camera, way = frames_of("spot", 100, SIZE, 44)

@@ -67,6 +67,7 @@ def test_a_place_in_a_loaded_map_is_kept_through_the_dark(folder, ring, mode):
         assert np.trace(results[i].covariance_map) > np.trace(results[i - 1].covariance_map)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["mapping", "localization"])
 def test_a_camera_carried_in_the_dark_is_found_again_in_the_map(folder, ring, mode):
     """To the other side of the building."""

@@ -185,6 +185,7 @@ def test_frames_do_not_wait_for_a_live_measurement(monkeypatch):
     assert so_far.measured <= so_far.keyframes - skipped
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("solved_each_time")
 def test_keyframes_beyond_the_time_limit_are_skipped():
     pipeline = opened(20, **{"dense.max_ms": 1.0})
@@ -454,6 +455,7 @@ def test_no_keyframe_is_searched_again_while_time_is_short(monkeypatch):
     assert [options["again"] for options in asked[-2:]] == [False, True]
 
 
+@pytest.mark.long
 def test_points_that_cannot_be_made_cost_no_other_keyframe(monkeypatch, caplog):
     whole, calls = PointsMaker.points, []
 
@@ -472,6 +474,7 @@ def test_points_that_cannot_be_made_cost_no_other_keyframe(monkeypatch, caplog):
     assert all(not growing.waiting for growing in points._growing.values())
 
 
+@pytest.mark.long
 def test_what_a_running_job_has_searched_is_kept_at_the_end(monkeypatch):
     pipeline, (camera, frames), searching = opened(), walk(), threading.Event()
     whole, released = measuring.search_depth, threading.Event()
@@ -500,6 +503,7 @@ def test_what_a_running_job_has_searched_is_kept_at_the_end(monkeypatch):
     assert dense.so_far.measured > 3
 
 
+@pytest.mark.long
 def test_cameras_of_a_live_rig_are_measured_alike():
     """Three cameras at one place that look around: each is measured, and each frame's depth is
     corrected by its own camera's."""

@@ -176,6 +176,7 @@ def test_one_camera_of_a_rig_is_calibrated_late(bent):
     assert {v.camera for v in shared} == {"front", "left"}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_with_refinement_the_late_calibration_holds(bent):
     camera, raw, pinhole = bent

@@ -201,6 +201,7 @@ def test_the_mode_changes_while_frames_arrive(ring, tmp_path):
     assert later.map.pose_known
 
 
+@pytest.mark.long
 def test_a_loop_that_is_being_solved_corrects_the_map_before_it_is_read_only(known, monkeypatch):
     """Live, the solver is another thread's."""
     solve, begun, go = loop_closure.solve, threading.Event(), threading.Event()
@@ -248,6 +249,7 @@ def test_a_camera_that_was_carried_is_found_anew(folder, known, ring):
     assert np.median(found[:, 0]) < 0.3
 
 
+@pytest.mark.long
 def test_a_hint_makes_a_localized_camera_look_anew(folder, known, ring):
     walk = rounds(ring, 1)[20:80]
     pipeline = resumed(folder, known, walk, metric=True, **LOCALIZE)

@@ -149,6 +149,7 @@ def test_the_same_recording_gives_the_same_scene(ring, closed):
     np.testing.assert_array_equal(first.poses().rows, second.poses().rows)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_live_stream_does_not_wait_for_the_graph(short_ring):
     pipeline, _ = run(short_ring, DescribedTruth(short_ring), patient=False)
@@ -156,6 +157,7 @@ def test_a_live_stream_does_not_wait_for_the_graph(short_ring):
     assert error(pipeline, short_ring) < 0.5
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_without_descriptors_no_place_is_verified(short_ring):
     pipeline, results = run(short_ring[:60], TruthSession(short_ring, noise=NOISE))
@@ -367,6 +369,7 @@ def test_what_was_loaded_stays_where_it_is():
     np.testing.assert_allclose(found[2], [0, 2, 0])  # newer than the graph: with odometry
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_keyframes_of_loops_stay_within_the_maps_memory(wide_ring):
     pipeline, _ = run(

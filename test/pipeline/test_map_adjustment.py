@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
+from support.cases import long_after
 from support.pipelines import to_frame
 
 from da3_ros.config import config_from_parameters
@@ -156,6 +157,7 @@ def test_everything_in_the_map_has_the_same_poses(adjusted):
     assert pipeline.loops.closed == 0
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("solved_each_time")
 def test_the_same_frames_give_the_same_map(small_walk):
     one, other = opened(small_walk), opened(small_walk)
@@ -193,7 +195,7 @@ def test_live_frames_do_not_wait(small_walk, monkeypatch):
     assert [bool(c.adjusted) for c in pipeline.told.corrections] == [True]
 
 
-@pytest.mark.parametrize("later", [0, 1])
+@pytest.mark.parametrize("later", long_after(1, [0, 1]))
 def test_the_metre_of_another_chain_is_neither_given_nor_taken(small_walk, monkeypatch, later):
     """Which has a unit of its own, and perhaps no submap yet."""
     given = []
@@ -517,6 +519,7 @@ def test_older_keyframes_stay_in_the_map(small_walk, monkeypatch):
     assert checked > 4
 
 
+@pytest.mark.long
 def test_time_does_not_grow_with_frames_between_keyframes(small_walk, monkeypatch):
     """Of more than these, only keyframes are put where they were measured."""
     monkeypatch.setattr(map_adjustment, "MOST_FRAMES", 5)

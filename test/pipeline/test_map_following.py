@@ -146,6 +146,7 @@ def test_a_later_solution_of_the_graph_does_not_undo_it(followed):
     assert len(closure.keyframes) > 10  # places can be recognised later
 
 
+@pytest.mark.long
 def test_small_corrections_are_collected(walk):
     """Each is below the tolerance; the map moves once they exceed it together."""
     _frames, _priors = walk
@@ -301,6 +302,7 @@ def test_impossible_parameters_are_refused(values, text):
         config_from_parameters(values, NodeConfig)
 
 
+@pytest.mark.long
 def test_a_jump_may_come_between_the_new_frames_of_one_window(walk):
     frames = walk[0]
     config = settings("tf", **{"window.new": 3, "window.size": 6})
@@ -383,6 +385,7 @@ def test_a_robot_that_has_stood_still_is_followed(walk, noisy):
     assert pipeline.scene_map.following.count == 1
 
 
+@pytest.mark.long
 def test_corrections_wait_until_the_place_in_a_loaded_scene_is_known(walk, caplog):
     """The loaded scene need not be in the other SLAM's map."""
     config = settings("tf")

@@ -72,6 +72,7 @@ def test_a_loop_is_told_once(mapped):
     assert mirror.told == ["loop"] * pipeline.loops.closed
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_saved_map_and_a_pose_set_by_hand_are_told(mapped, ring, tmp_path):
     """A camera that is found in a loaded map, and again where it is said to be."""

@@ -389,6 +389,7 @@ def test_new_limits_for_keyframes_take_effect_at_once(short):
     assert all(r.keyframe for r in then)
 
 
+@pytest.mark.long
 def test_keyframes_that_are_near_only_by_drift_cost_one_window():
     """Else the same keyframes would be shared again and again, until the track is lost."""
     camera = SyntheticCamera(seed=3, size=SIZE, walk="loop", frames=40)

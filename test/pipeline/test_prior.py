@@ -114,6 +114,7 @@ def test_odometry_that_the_camera_contradicts_gives_no_metres(case, values):
     assert not [r.stamp_ns for r in results if r.scale.metric]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_given_poses_make_metres_once_the_camera_moves(walk):
     """Given poses make metres from the first windows that move."""
@@ -252,8 +253,9 @@ def test_a_prior_goes_on_alone_where_nothing_fits_any_more(walk, missing):
     assert all(r.covariance_odom is None for r in results[10:])
 
 
+@pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize("source", long_after(1, ["odometry", "none"]))
+@pytest.mark.parametrize("source", ["odometry", "none"])
 def test_depth_keeps_one_scale_beside_the_priors_own_poses(source):
     """A window's motion gives its unit only roughly; the depth that it shares gives it better."""
     camera = SyntheticCamera(seed=5, size=SIZE, walk="straight", frames=40)

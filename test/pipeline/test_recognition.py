@@ -395,7 +395,8 @@ def test_a_hint_is_a_place_on_the_ground():
     assert not hint.allows(at + [5.5, 0, 0], 1.0)
 
 
-@pytest.mark.parametrize("metric", long_after(1, [True, False]))
+@pytest.mark.long
+@pytest.mark.parametrize("metric", [True, False])
 def test_a_looping_bag_joins_its_own_beginning(ring, metric):
     """Its stamps jump back: a new component, which is recognised where the first one was."""
     pipeline = opened(ring[:60], metric=metric)

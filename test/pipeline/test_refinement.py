@@ -138,6 +138,7 @@ class JumpingUnits(TruthSession):
         return dataclasses.replace(prediction, depth=depth)
 
 
+@pytest.mark.long
 def test_tracks_bridge_a_view_in_another_unit(walk, refined):
     _, results = run(walk, JumpingUnits(walk[1], noise=NOISE))
     unit = np.array(
@@ -167,6 +168,7 @@ def test_live_windows_pass_as_they_are_while_time_is_short(walk, monkeypatch):
     assert count["refinement_skipped"] + count["windows_refined"] <= FRAMES
 
 
+@pytest.mark.long
 def test_tracks_follow_the_surfaces_of_the_room(walk, refined):
     """Where the true depth at a feature lies in the frame before, its track was."""
     camera, true = walk
@@ -273,6 +275,7 @@ def test_metres_and_odometry_go_on_when_a_focal_length_is_found(monkeypatch):
     assert min(held) > abs(np.log(sizes[at]))  # and says so until then
 
 
+@pytest.mark.long
 def test_refined_poses_are_stored_in_the_unit_that_a_new_focal_length_gives(monkeypatch):
     """Where their submaps are in odometry depends on its unit."""
     camera = SyntheticCamera(42, SIZE, walk="loop", frames=20, rate_hz=5)
@@ -325,6 +328,7 @@ def test_a_camera_info_is_where_the_focal_length_is_from(refined):
     assert refined[0].refinement.focal_sources == {"": "camera_info"}
 
 
+@pytest.mark.long
 def test_a_refused_window_costs_no_tracks(walk):
     """Later windows go on with the graph as it was before."""
     _, results = run(walk, LostSession(walk[1], {7}))
@@ -368,6 +372,7 @@ def test_tracks_make_poses_more_certain(refined, unrefined):
     assert 0 < stated[0] < stated[1] / 1.5
 
 
+@pytest.mark.long
 def test_covariances_stay_sane_after_windows_without_tracks(walk, monkeypatch):
     """New views then share tracks with each other, and with no older view."""
     real = WindowRefinement.run
@@ -401,6 +406,7 @@ class OtherShape(TruthSession):
         return dataclasses.replace(prediction, depth=prediction.depth * ramp)
 
 
+@pytest.mark.long
 def test_depth_that_contradicts_scene_and_tracks_makes_no_keyframe(walk):
     """Its pose is known by the tracks, so that the camera is not lost."""
     every = {"keyframe.rotation_deg": 0.0, "keyframe.parallax": 0.0}
@@ -423,6 +429,7 @@ def test_windows_at_the_priors_own_poses_are_not_refined(walk):
     assert not pipeline.counters["windows_refined"]
 
 
+@pytest.mark.long
 def test_views_that_a_new_focal_length_leaves_behind_end_nothing(walk, monkeypatch):
     """More views share tracks than get new poses with a new focal length."""
     camera, true = walk

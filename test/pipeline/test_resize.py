@@ -236,6 +236,7 @@ def test_sizes_in_turn_do_not_zoom_what_is_shared(walk, wide):
     assert {r.window.chain for r in results} == {0}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_keyframes_of_yet_another_size_are_left_alone(walk):
     """Loops remember places of sizes that no cut connects: 140x56, then 56x140, then 70x140."""

@@ -90,8 +90,9 @@ def test_also_when_the_rig_stands():
     assert np.abs(error).max() < 0.005
 
 
+@pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", long_after(1, [0, 1, 2]))
+@pytest.mark.parametrize("seed", [0, 1, 2])
 def test_scale_of_a_noisy_network_is_within_its_sigma(rig, seed):
     _, results, true = run(rig, noise=NOISE, seed=seed)
     error, z = errors(results, true)
@@ -271,7 +272,8 @@ def test_metres_follow_the_poses_that_tracks_have_refined():
     assert np.median(ratio) == pytest.approx(1.0, abs=0.04)
 
 
-@pytest.mark.parametrize("walk", long_after(1, ["still", "spot"]))
+@pytest.mark.long
+@pytest.mark.parametrize("walk", ["still", "spot"])
 def test_metres_follow_them_when_the_rig_stays_where_it_is(walk):
     """Then only the distances between the cameras show what refinement has done to the unit."""
     rig = make(0.3, walk, frames=10, yaw_deg=-30.0, size=(224, 168))

@@ -184,6 +184,7 @@ def test_after_a_time_jump_known_units_join_the_scene(walk):
     assert len(pipeline.map.table.path) == poses + len(again) - unknown
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_windows_join_with_their_own_estimate_of_the_unit(walk, monkeypatch):
     told = []
@@ -204,6 +205,7 @@ def test_windows_join_with_their_own_estimate_of_the_unit(walk, monkeypatch):
     assert all(0.01 < scale[1] < 0.05 for scale, _ in known)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_wrong_word_on_a_windows_unit_does_not_spoil_its_fit(walk):
     config = settings(**{"scale.source": "metric_model", "scale.metric_every": 1})

@@ -145,6 +145,7 @@ def test_what_changes_on_its_way_to_the_disk_is_not_replaced(monkeypatch):
     assert submap.all_images() == {}
 
 
+@pytest.mark.long
 def test_frames_do_not_wait_for_a_disk_that_hangs(camera, whole, tmp_path, monkeypatch):
     go_on, write = threading.Event(), os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda *args: go_on.wait(60) and write(*args))

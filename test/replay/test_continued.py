@@ -202,9 +202,10 @@ def test_a_replay_that_has_closed_a_loop_is_continued(seldom, tmp_path, monkeypa
     assert_same(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("solved_each_time")
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", long_after(1, ["joint", "independent"]))
+@pytest.mark.parametrize("mode", ["joint", "independent"])
 def test_a_continued_replay_of_two_cameras_writes_the_same_bytes(
     often, rig, rig_bag, tmp_path, mode
 ):
@@ -215,9 +216,10 @@ def test_a_continued_replay_of_two_cameras_writes_the_same_bytes(
     assert_same(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("solved_each_time")
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", long_after(1, ["localization", "mapping"]))
+@pytest.mark.parametrize("mode", ["localization", "mapping"])
 def test_a_continued_replay_in_a_saved_scene_writes_the_same_bytes(
     often, camera, bag, tmp_path, monkeypatch, mode
 ):

@@ -320,6 +320,7 @@ def test_results_of_an_earlier_run_survive_a_failed_one(bag, tmp_path):
     assert (tmp_path / "scene.glb").read_text() == "earlier"
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_a_mask_keeps_pixels_out_of_all_files(bag, tmp_path):
     drawn = np.full(SIZE[::-1], 255, np.uint8)
@@ -368,6 +369,7 @@ def test_help_lists_every_parameter():
         assert name in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_a_real_recording_goes_through_to_exported_files(recordings, tmp_path):
     done = run_cli("replay", recordings / "redkitchen_raw_4", "--output", tmp_path, *QUICK)

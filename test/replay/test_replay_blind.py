@@ -7,7 +7,6 @@ import json
 import bench_blind
 import numpy as np
 import pytest
-from support.cases import long_after
 from support.file_readers import messages
 
 from da3_ros.cli.arguments import load_config
@@ -102,9 +101,10 @@ def whole(folder):
     return {str(name): data for name, data in files.items() if name.name != "measured.json"}
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("solved_each_time")
 @pytest.mark.slow
-@pytest.mark.parametrize("refine", long_after(1, ["false", "true"]))
+@pytest.mark.parametrize("refine", ["false", "true"])
 def test_a_replay_interrupted_in_the_dark_goes_on_with_the_same_bytes(
     checkpoints_are_saved, tmp_path, monkeypatch, refine
 ):

@@ -124,6 +124,7 @@ def test_scenes_lie_where_the_poses_do(bags, camera, tmp_path):
     assert abs(np.percentile(points[:, 2], 2)) < 0.1
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("solved_each_time")
 @pytest.mark.slow
 def test_two_runs_with_a_base_give_the_same_bytes(bags, camera, tmp_path):

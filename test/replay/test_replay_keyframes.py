@@ -326,6 +326,7 @@ def test_sky_is_kept_as_sky(tmp_path):
             assert np.isfinite(stored.load(key).depth[22:]).any()
 
 
+@pytest.mark.long
 def test_a_rig_is_one_store_and_independent_cameras_are_two(tmp_path):
     walk = {"seed": 2, "size": (140, 112), "walk": "straight", "frames": 6}
     rig = {n: SyntheticCamera(mount=rig_mount(i, 0.2, -30), **walk)

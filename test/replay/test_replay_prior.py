@@ -43,7 +43,7 @@ PRIORS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("prior", long_after(2, PRIORS))
+@pytest.mark.parametrize("prior", long_after(1, PRIORS))
 def test_a_bags_own_poses_make_metres(room, tmp_path, prior):
     values = {"scale.source": "odometry", **prior}
     _, report = run(room, tmp_path / "out", **values)

@@ -111,6 +111,7 @@ def test_independent_cameras_have_files_and_topics_of_their_own(rig, bag, tmp_pa
     assert "/da3/window" not in topics(tmp_path / "out")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_every_counts_framesets(bag, rig, tmp_path):
     summary = run(bag, tmp_path / "out", session=TruthSession(rig), every=2)
@@ -120,6 +121,7 @@ def test_every_counts_framesets(bag, rig, tmp_path):
         assert found == [f.stamp_ns for f in rig[name]][::2]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_topics_may_have_other_names_than_cameras(bag, tmp_path, capsys):
     arguments = ["replay", str(bag), "--output", str(tmp_path / "out"), "-p", "cameras:=[a, b]"]

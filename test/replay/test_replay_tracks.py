@@ -57,6 +57,7 @@ def test_a_replay_keeps_the_tracks_of_refined_frames(camera, replayed):
         assert read.track_history.rms_px < 1
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("solved_each_time")
 def test_two_replays_write_the_same_tracks(camera, bag, replayed, tmp_path):
     run(camera, bag, tmp_path)

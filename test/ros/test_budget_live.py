@@ -14,6 +14,7 @@ pytestmark = pytest.mark.process
 BUSY = str(NODES / "busy_node.py")
 
 
+@pytest.mark.long
 def test_a_budget_is_refused_in_mid_window_with_the_reason(tmp_path):
     go = tmp_path / "go"
     camera, frames = camera_frames(2)

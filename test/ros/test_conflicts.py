@@ -26,6 +26,7 @@ def test_a_second_publisher_of_outputs_is_warned_of():
         assert rig.process.output().count(said) == 1
 
 
+@pytest.mark.long
 def test_a_second_node_of_one_name_is_warned_of():
     with Rig() as rig:
         rig.ready()

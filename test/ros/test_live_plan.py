@@ -126,6 +126,7 @@ def test_a_budget_refused_late_disturbs_no_other_change(monkeypatch):
     assert said == ["memory_budget_gb: nothing fits; the old plan stays"]
 
 
+@pytest.mark.long
 def test_a_live_budget_changes_neither_path_nor_map(monkeypatch):
     camera = SyntheticCamera(seed=3, size=(140, 112), walk="loop", frames=18)
     frames = list(camera)

@@ -97,6 +97,7 @@ def test_frames_flow_while_a_mesh_is_made(tmp_path):
     assert again.read_bytes() == (tmp_path / "last.mesh.glb").read_bytes()
 
 
+@pytest.mark.long
 def test_a_reset_cancels_a_mesh(tmp_path):
     camera, frames = camera_frames(4)
     with mesh_rig(tmp_path) as rig:
@@ -135,6 +136,7 @@ def test_a_caller_is_answered_when_the_node_ends(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["night"]
 
 
+@pytest.mark.long
 def test_without_a_store_one_line_names_the_remedy(tmp_path):
     camera, frames = camera_frames(1)
     with mesh_rig(tmp_path, **{"map.store": "''"}) as rig:

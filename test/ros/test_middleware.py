@@ -41,7 +41,8 @@ def listen(domain_id, count):
 
 
 @pytest.mark.parametrize(
-    ("size", "rate_hz", "count"), long_after(1, [((1920, 1080), 10.0, 20), ((640, 480), 30.0, 90)])
+    ("size", "rate_hz", "count"),
+    long_after(1, [((1920, 1080), 10.0, 8), ((1920, 1080), 10.0, 20), ((640, 480), 30.0, 90)]),
 )
 def test_no_best_effort_image_is_lost_with_the_profile(size, rate_hz, count):
     """No best effort image is lost with the profile at the publisher."""

@@ -347,6 +347,7 @@ def malformed():
     }
 
 
+@pytest.mark.long
 def test_bad_images_are_counted_named_and_survived():
     camera, frames = camera_frames(3)
     with Rig() as rig:
@@ -382,6 +383,7 @@ def test_invalid_intrinsics_are_replaced_by_the_networks():
         assert "/camera/camera_info" in rig.process.output()
 
 
+@pytest.mark.long
 def test_a_late_camera_info_is_taken_over_and_the_map_stays():
     camera, frames = camera_frames(6)
     with Rig(camera_info_timeout_s=0.0) as rig:
@@ -463,6 +465,7 @@ def test_late_repeated_and_jumping_stamps():
         assert "jump back" in rig.process.output()
 
 
+@pytest.mark.long
 def test_after_a_jump_the_pose_is_published_as_unknown(tmp_path):
     """Over the node: covariances, diagnostics, the map that is shown, and exports."""
     camera, frames = camera_frames(6)

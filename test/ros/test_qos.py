@@ -185,6 +185,7 @@ def test_a_wrong_override_of_own_topics_ends_with_one_line():
         assert "Traceback" not in rig.process.output()
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_overrides_hold_after_cleanup_and_configure():
     """Every topic is overridden and still is after cleanup and configure."""

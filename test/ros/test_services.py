@@ -81,6 +81,7 @@ def test_a_saved_scene_is_loaded_shown_and_gone_on_in(tmp_path):
     assert {s.chain for s in load_scene(tmp_path / "more").submaps} == {0, 1}
 
 
+@pytest.mark.long
 def test_three_callers_at_once_are_answered_with_what_happened(tmp_path):
     camera, frames = camera_frames(4)
     with Rig(export_dir=str(tmp_path)) as rig:
@@ -130,6 +131,7 @@ def test_every_caller_of_a_burst_is_answered(tmp_path):
         assert all(call.result().success for call in calls)
 
 
+@pytest.mark.long
 def test_a_saved_scene_is_kept_free_of_other_things(tmp_path):
     camera, frames = camera_frames(1)
     with Rig(export_dir=str(tmp_path)) as rig:

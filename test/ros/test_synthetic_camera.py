@@ -251,6 +251,7 @@ class Consumer:
             self.answer.publish(self.info(header=image.header))
 
 
+@pytest.mark.long
 def test_camera_waits_for_a_slow_consumer_and_none_is_dropped():
     domain_id, frames = domain(), 12
     walk = list(SyntheticCamera(7, (96, 72), frames=frames, rate_hz=20.0, walk="loop"))

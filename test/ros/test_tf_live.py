@@ -57,6 +57,7 @@ def test_beside_a_localiser_only_map_to_odom_is_published():
         assert len(others) == 6  # only the localiser's own
 
 
+@pytest.mark.long
 def test_an_unknown_scale_leaves_a_robots_tree_and_warns_once():
     with Robot(base_frame="base_link") as robot:
         robot.mount(level_mount())
@@ -190,6 +191,7 @@ def test_a_tree_that_starts_after_the_last_frame_is_complete():
         assert "too: da3 stops" not in robot.process.output(), "its own are no other's"
 
 
+@pytest.mark.long
 def test_of_two_nodes_on_one_camera_one_publishes_in_the_end():
     with Robot() as robot:
         stream = Stream(robot)

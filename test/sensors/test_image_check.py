@@ -191,7 +191,7 @@ def test_a_scene_in_an_opening_is_not_blind(images, size, kind):
         assert ImageCheck()("", small, dim, valid, None).blind != "noise"
 
 
-@pytest.mark.parametrize("size", [(224, 168), SIZE, (640, 480)])
+@pytest.mark.parametrize("size", long_after(2, [(224, 168), SIZE, ((640, 480),)]))
 @pytest.mark.parametrize(("width", "height"), [(0.5, 0.5), (0.44, 1.0), (1.0, 0.35)])
 def test_a_window_of_few_cells_shows_a_scene(size, width, height):
     """Of little more contrast than noise: few cells may differ as little as those of noise."""
@@ -320,7 +320,7 @@ def test_a_lasting_change_becomes_usual(images, fault):
     assert LASTING > 100  # a lens that is covered for 100 images is held throughout
 
 
-@pytest.mark.parametrize("lit", [0.3, 0.6])
+@pytest.mark.parametrize("lit", long_after(1, [0.3, 0.6]))
 def test_a_dark_place_with_a_light_is_usual_after_a_while(images, lit):
     check, width = after(images), images[0].shape[1]
     rng, verdicts = np.random.default_rng(0), []

@@ -122,6 +122,7 @@ def test_noise_curve_names_the_errors_of_the_poses_themselves(report):
     assert len(rows) == 1 + len(ev.NOISE_CURVE)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_shipped_weights_are_the_average_in_half_precision(tmp_path, monkeypatch):
     monkeypatch.setitem(MODELS, "toy", SPEC)

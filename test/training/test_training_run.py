@@ -64,6 +64,7 @@ def test_a_run_can_begin_with_trained_weights(tmp_path):
     assert trainer.schedule.trust(0) == 1.0  # the head's confidence is trained
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_one_batch_is_learned():
     torch.manual_seed(0)
