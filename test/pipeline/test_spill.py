@@ -37,7 +37,7 @@ SIZE = (140, 112)
 
 @pytest.fixture(scope="module")
 def camera():
-    return SyntheticCamera(seed=3, size=SIZE, walk="loop", frames=36, rate_hz=4.0)
+    return SyntheticCamera(seed=3, size=SIZE, walk="loop", frames=50, rate_hz=4.0)
 
 
 def run(camera, folder=None, limit_bytes=-1, background=False, **values):
