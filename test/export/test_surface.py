@@ -153,6 +153,7 @@ def test_the_seams_between_cubes_are_closed(scene, monkeypatch):
     np.testing.assert_allclose(*ends, atol=2e-5)
 
 
+@pytest.mark.long
 def test_filters_count(scene):
     near = fused_surface(scene, DepthFilters(voxel=VOXEL, max_depth=1.5))
     whole = fused_surface(scene, DepthFilters(voxel=VOXEL))

@@ -229,6 +229,7 @@ def test_every_other_method_runs_on_a_gpu(gpu, monkeypatch):
     assert session.loaded.attention == "flash"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_running_out_on_a_gpu_runs_the_window_again(gpu, monkeypatch):
     session = open_session()

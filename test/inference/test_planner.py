@@ -294,6 +294,7 @@ def test_sizes_in_a_line_have_the_digits_that_tell_them_apart():
     assert gib_texts(5 * GIB, 5 * GIB + 1) == ("5.00", "5.01")
 
 
+@pytest.mark.long
 def test_a_model_without_gaussians_is_no_remedy(cpu):
     with pytest.raises(BudgetError, match=r"raise memory_budget_gb$"):
         make_plan(cpu, request(model="da3-giant", gaussians=True), GIB)

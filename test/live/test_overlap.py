@@ -189,6 +189,7 @@ def run_replay(camera, tmp_path, name):
     return (tmp_path / name / "output.mcap").read_bytes()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("solved_each_time")
 @pytest.mark.slow
 def test_replay_begins_the_next_frame_and_writes_the_same_bytes(

@@ -57,6 +57,7 @@ def later(truth):
     return [dataclasses.replace(f, stamp_ns=f.stamp_ns + LATER) for f in truth]
 
 
+@pytest.mark.long
 def test_a_node_begins_in_a_saved_scene_and_finds_its_place(folder, ring, caplog):
     caplog.set_level("INFO")
     again = later(ring[15:45])

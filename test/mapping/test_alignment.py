@@ -24,7 +24,7 @@ REPORT = WindowReport(0, 0, (0,), 1, True, 0.0, 1.0, 1.0)
 WALKS = ["handheld", "still", "loop", "straight", "spot"]
 
 
-@pytest.fixture(scope="module", params=long_after(2, WALKS))
+@pytest.fixture(scope="module", params=long_after(1, WALKS))
 def frames(request):
     camera = SyntheticCamera(seed=3, size=SIZE, walk=request.param, frames=40, supersample=False)
     return [camera[i] for i in (0, 12, 24, 36)]

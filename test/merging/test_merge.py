@@ -525,6 +525,7 @@ def test_a_replays_scene_has_the_name_of_its_output(folders, tmp_path):
     assert {s.origin for s in load_scene(tmp_path / "night" / "scene").submaps} == {"night"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stored", ["of another scene", "invalid"])
 def test_unusable_stored_keyframes_are_named_with_a_remedy(
     folders, ring, second, tmp_path, stored

@@ -86,7 +86,7 @@ def test_a_frame_that_shows_nothing_moves_nothing(fault):
     assert not set(seen.tolist()) & {r.stamp_ns for r in results if r.blind}
 
 
-@pytest.mark.parametrize("refine", [False, True])
+@pytest.mark.parametrize("refine", long_after(1, [False, True]))
 @pytest.mark.parametrize("fault", long_after(1, ["black", "noise", *PARTIAL, "frozen", "defocus"]))
 def test_odometry_and_map_stay_right(fault, refine):
     size = SIZE if fault == "black" else bench_blind.SIZE  # half an image of SIZE shows too little
@@ -133,6 +133,7 @@ def test_results_are_the_same_without_the_blind_images(monkeypatch):
         assert np.array_equal(one.depth_m, other.depth_m, equal_nan=True)
 
 
+@pytest.mark.long
 def test_what_a_hand_hides_gets_no_depth():
     _, results, _ = faulty_run("half black", refine=True)
     hidden = [r for r in results[START : START + LENGTH] if not r.blind]
@@ -502,11 +503,12 @@ def shipped_run(fault, start, refine):
     return run(frames, faulty, open_networks(config(refine))[0], refine)
 
 
+@pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize("refine", long_after(1, [False, True]))
+@pytest.mark.parametrize("refine", [False, True])
 @pytest.mark.parametrize(
     ("fault", "start"),
-    long_after(1, [("black", START), ("noise", START), ("flicker", START), ("shaded noise", 0)]),
+    [("black", START), ("noise", START), ("flicker", START), ("shaded noise", 0)],
 )
 def test_the_shipped_network_is_not_misled(fault, start, refine):
     _, frames = walk()

@@ -300,6 +300,7 @@ def test_it_is_off_without_refined_poses(off):
     assert pipeline.scene_map.dense.measurement.nbytes == 0
 
 
+@pytest.mark.long
 def test_nothing_is_measured_in_a_read_only_map(tmp_path, monkeypatch):
     camera, frames = walk()
     pipeline = opened()

@@ -344,6 +344,7 @@ def test_loops_are_closed_across_a_change_of_the_images_size(short_ring):
     assert pipeline.loops.closed >= 1
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_graph_that_cannot_be_solved_costs_no_frame(short_ring, monkeypatch, caplog):
     def fail(problem):

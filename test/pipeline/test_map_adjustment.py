@@ -502,6 +502,7 @@ def resized(depth, like):
     return depth[np.ix_(rows, columns)]
 
 
+@pytest.mark.long
 def test_older_keyframes_stay_in_the_map(small_walk, monkeypatch):
     """Also those of a submap that has newer ones."""
     monkeypatch.setattr(map_adjustment, "NEWEST", 8)

@@ -159,6 +159,7 @@ def test_small_corrections_are_collected(walk):
     assert pipeline.scene_map.following.count == 1
 
 
+@pytest.mark.long
 def test_a_jump_that_is_no_drift_moves_the_map_as_one(walk):
     """The other SLAM finds at frame 30 that it was elsewhere all the time."""
     frames, priors = walk

@@ -5,6 +5,7 @@ from collections import deque
 
 import numpy as np
 import pytest
+from support.cases import long_after
 from support.ring import DescribedTruth, walked
 
 from da3_ros.config import config_from_parameters
@@ -115,7 +116,7 @@ def after_refined_windows():
     return pipeline
 
 
-@pytest.mark.parametrize("made", [after_a_loop, after_refined_windows])
+@pytest.mark.parametrize("made", long_after(1, [after_refined_windows, after_a_loop]))
 def test_no_other_object_keeps_the_pose_of_a_shared_view(made):
     pipeline = made()
     ways = copies(pipeline, pipeline)
@@ -135,7 +136,7 @@ def test_path_and_listeners_have_the_refined_poses():
 
 
 def test_a_copy_would_be_found():
-    pipeline = after_a_loop()
+    pipeline = after_refined_windows()
     key = next(iter(pipeline.map.table.shared))
     T = pipeline.map.table.view(key).T_local_camera
     pipeline.odometry.prior.copy = [{1: T.copy()}]

@@ -197,6 +197,7 @@ def recognition_in(folder):
     return load_recognition(JournalReader(folder / JOURNAL), places_of(folder)[1], {})
 
 
+@pytest.mark.long
 def test_damage_costs_keyframes_not_the_scene(metric_folder, ring, tmp_path, caplog):
     """A byte anywhere in the records is wrong."""
     begin, graph, end = places_of(metric_folder)

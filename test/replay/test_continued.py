@@ -404,7 +404,7 @@ def test_an_interrupted_move_of_the_results_is_repeated(often, camera, bag, tmp_
         assert not list(output.glob("unfinished*")), at
 
 
-@pytest.mark.parametrize("at", long_after(2, range(1, 4)))
+@pytest.mark.parametrize("at", long_after(1, range(1, 4)))
 def test_an_interrupted_removal_of_the_work_is_repeated(
     often, camera, bag, tmp_path, monkeypatch, at
 ):

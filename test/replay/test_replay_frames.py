@@ -69,6 +69,7 @@ def edges(output):
         )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_frames_have_the_names_that_were_asked_for(bags, camera, tmp_path):
     values = {"map_frame": "room", "odom_frame": "drift"}
