@@ -85,6 +85,7 @@ def test_results_equal_those_of_single_replays(bags, tmp_path, monkeypatch, valu
         assert same(tmp_path / "fleet" / name, single)
 
 
+@pytest.mark.long
 def test_no_file_stays_open(bags, tmp_path):
     worker, jobs = opened(bags, tmp_path)
     gc.disable()
@@ -199,6 +200,7 @@ def test_an_output_that_cannot_be_made_is_an_outcome(bags, tmp_path):
     assert str(tmp_path / "a") in outcome.reason
 
 
+@pytest.mark.long
 def test_progress_counts_frames(bags, tmp_path, monkeypatch):
     worker, jobs = opened(bags, tmp_path)
     seen = []

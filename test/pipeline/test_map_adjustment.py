@@ -282,6 +282,7 @@ def test_a_followed_slam_owns_the_map(small_walk):
     assert not [c for c in pipeline.told.corrections if c.adjusted]
 
 
+@pytest.mark.long
 def test_a_saved_map_stays_as_it_is(small_walk):
     """New frames that are joined to it are not adjusted: what it holds has no features."""
     pipeline = opened(small_walk)

@@ -170,6 +170,7 @@ def test_after_refusals_each_camera_goes_on_where_it_was(rig):
     np.testing.assert_allclose(front.T_map_camera, before.T_map_camera, atol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_time_jump_of_both_cameras_is_one_jump(rig):
     pipeline = Pipeline(settings(), TruthSession(rig.frames))

@@ -112,6 +112,7 @@ def test_a_wrong_metric_model_is_outvoted(walk):
     assert np.abs(errors / [r.scale.sigma for r in metric]).max() < 3.5
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_map_is_one_scene_in_metres_whatever_was_known_when(walk):
     from da3_ros.synthetic import distance_to_surface

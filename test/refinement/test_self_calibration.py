@@ -71,6 +71,7 @@ def test_a_camera_that_does_not_turn_keeps_the_networks_focal_length(motion):
     assert [v.T_local_camera for v in graph.views.values()] == poses  # the same objects
 
 
+@pytest.mark.long
 def test_poses_follow_the_focal_length(caplog):
     caplog.set_level("INFO")
     graph = graph_of("turning", 1.2, camera="left")

@@ -461,6 +461,7 @@ def test_an_output_in_the_recordings_folder_is_continued(often, camera, bag, tmp
     assert contents(tmp_path / "whole").keys() == contents(copy / "out").keys()
 
 
+@pytest.mark.long
 def test_results_of_an_older_replay_are_replaced_by_a_repeated_move(
     camera, bag, tmp_path, monkeypatch
 ):

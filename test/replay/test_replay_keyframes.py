@@ -273,6 +273,7 @@ def metric(tmp_path_factory):
     return folder / "out", camera
 
 
+@pytest.mark.long
 def test_points_derived_in_metres_are_those_of_the_map(metric, tmp_path):
     output, _ = metric
     with StoredScene.open(output / "scene") as stored:
@@ -287,6 +288,7 @@ def test_points_derived_in_metres_are_those_of_the_map(metric, tmp_path):
     assert max(np.quantile(far, 0.95), np.quantile(back, 0.95)) < 0.04
 
 
+@pytest.mark.long
 def test_npz_depth_is_in_metres_without_what_the_mask_hides(metric, tmp_path):
     output, camera = metric
     assert main(["export", str(output), str(tmp_path / "x.npz")]) == 0

@@ -153,6 +153,7 @@ def test_a_replay_stores_gaussians_and_its_scene_is_exported(monkeypatch, tmp_pa
     assert len(read_ply(tmp_path / "room.splat.ply").means) > 1000
 
 
+@pytest.mark.long
 def test_gaussians_change_nothing_else(monkeypatch, tmp_path):
     registered(monkeypatch, "da3-giant")
     write_synthetic_bag(tmp_path / "bag", SyntheticCamera(seed=2, size=(112, 84), frames=8))

@@ -91,6 +91,7 @@ def report():
     return ev.evaluate(network(), 2, (56, 70), torch.device("cpu"))
 
 
+@pytest.mark.long
 def test_table_has_every_row_and_the_same_frames(report):
     rows = report.rows
     assert len(rows) == 2 * 4 * 3
