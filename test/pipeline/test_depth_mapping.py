@@ -21,6 +21,8 @@ from da3_ros.mapping.voxel_map import VoxelSums
 from da3_ros.pipeline import depth_mapping, scene_map
 from da3_ros.pipeline.depth_mapping import DepthMapping, MeasuredSoFar, PointsMaker
 from da3_ros.pipeline.pipeline import Pipeline
+from da3_ros.pipeline.scene_map import SceneMap
+from da3_ros.refinement.refiner import WindowRefiner
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.evaluation import cloud_errors, fit_poses
 from da3_ros.synthetic.rig import rig_mount
@@ -107,7 +109,18 @@ def test_no_keyframe_waits_at_the_end():
     assert list(pipeline.map.points._growing) == [newest.id]
 
 
-def test_published_depth_is_corrected_where_the_images_agree_better():
+def test_published_depth_is_corrected_where_the_images_agree_better(monkeypatch):
+    corrected_frame, others = SceneMap.corrected, []
+
+    def corrected(self, frame):
+        """Notes what a frame that is corrected would get in a refused window, or another chain."""
+        out = corrected_frame(self, frame)
+        for change in ({"aligned": False}, {"chain": 7}) if out is not frame else ():
+            other = dataclasses.replace(frame, window=dataclasses.replace(frame.window, **change))
+            others.append(corrected_frame(self, other) is other)
+        return out
+
+    monkeypatch.setattr(SceneMap, "corrected", corrected)
     camera = SyntheticCamera(SEED, (126, 98), walk="loop", frames=20, rate_hz=10)
     depths = []
     for on in (False, True):
@@ -116,6 +129,8 @@ def test_published_depth_is_corrected_where_the_images_agree_better():
         depths.append([r.depth_m for f in camera for r in pipeline.push(to_frame(camera, f))])
     corrected = pipeline.counters["frames_depth_corrected"]
     assert corrected > 5
+    assert all(others)
+    assert len(others) == 2 * corrected
 
     def error(depth, f):  # the scale may be any
         known = np.isfinite(f.depth) & np.isfinite(depth)
@@ -127,6 +142,22 @@ def test_published_depth_is_corrected_where_the_images_agree_better():
     assert len(before) == corrected
     assert np.mean(after) < 0.9 * np.mean(before)
     assert (after < before).mean() > 0.7
+
+
+def test_keyframes_with_the_networks_poses_are_not_measured(monkeypatch):
+    """Only the first window's views may be: later windows refine them."""
+    added, add = [], SceneMap.add
+
+    def noted(self, frame, data, *, measure):
+        added.append((frame.id, measure))
+        return add(self, frame, data, measure=measure)
+
+    monkeypatch.setattr(SceneMap, "add", noted)
+    monkeypatch.setattr(WindowRefiner, "refine", lambda *_: None)
+    pipeline, results = run(opened(), walk()[1][:6])
+    assert sum(r.keyframe for r in results) >= 3
+    assert [id for id, measure in added if measure] == [0]
+    assert pipeline.scene_map.dense.so_far.share == 0
 
 
 @pytest.mark.long
