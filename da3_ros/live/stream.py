@@ -231,18 +231,20 @@ class Stream:
         """Look for the camera near a location in the map first, for a while; returns what was
         done.
 
-        Lengths are in the unit of the map. Nothing changes if the pose in a growing map is known.
+        Lengths are in the unit of the map.
         """
         frames = {s.output.messages.map_frame: s.pipeline for s in self.scene_streams.values()}
         if map_frame not in frames:
             known = " or ".join(frames)
             return f"not used, because it is in the frame '{map_frame}': give it in {known}"
-        if not frames[map_frame].look_near(PoseHint.on_map(x, y, sigma)):
-            return (
-                "not used, because the pose in the map is known; with mode localization it would "
-                "be looked for anew"
-            )
-        return f"the pose is looked for near ({x:.2f}, {y:.2f}), standard deviation {sigma:.2f}"
+        unknown = frames[map_frame].look_near(PoseHint.on_map(x, y, sigma))
+        near = f"near ({x:.2f}, {y:.2f}), standard deviation {sigma:.2f}"
+        if unknown:
+            return f"the pose is looked for {near}"
+        return (
+            f"the map is compared {near}: the pose is known, and changes if the images say so; "
+            "with mode localization it would be looked for anew"
+        )
 
     def _begin_in(self, saved: dict[str, Snapshot]) -> None:
         """Begin in saved scenes. Raises ConfigError."""

@@ -347,16 +347,16 @@ class LoopClosure(MapListener):
         for a window that cannot be verified. metric: the scale is known, so that the graph does
         not change it. refine: returns the estimate of a window with poses by tracks, or None if
         too few tracks connect its parts before and after an index; not given: the network's poses
-        count. hint: where the camera may be while its pose is unknown. matching: finds keyframes
-        by their images.
+        count. hint: where the camera may be: keyframes there are compared after each window, also
+        if its pose is known. matching: finds keyframes by their images.
         """
         if not self.enabled or self._solving is not None or views < 2:
             return
         self._looks = 0 if pose_known or hint is not None else self._looks
-        eager = not pose_known and self._looks < EAGER_LOOKS
+        eager = (not pose_known or hint is not None) and self._looks < EAGER_LOOKS
         if 0 <= window_id - self._last_try < (1 if eager else config.every):
             return
-        old = self.candidates.next(None if pose_known else hint, matching)
+        old = self.candidates.next(hint, matching)
         if old is None:
             return
         self._last_try, self._looks = window_id, self._looks + 1

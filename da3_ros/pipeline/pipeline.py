@@ -115,16 +115,16 @@ class Pipeline:
         return self.map.view.path(most, all_components=True)
 
     def look_near(self, hint: PoseHint) -> bool:
-        """Looks for the camera near a location in the map first, for a while; returns whether.
+        """Looks for the camera near a location in the map first, for a while; returns whether its
+        pose in the map is unknown.
 
-        In a read-only map a known pose is forgotten before; in one that grows it stays.
+        In a read-only map a known pose is forgotten before. In one that grows it stays until the
+        images contradict it.
         """
         if self.scene_map.localizes and self.map.pose_known:
             self.scene_map.forget_pose()
-        if self.map.pose_known:
-            return False
         self.pose_search.narrow(hint)
-        return True
+        return not self.map.pose_known
 
     def path(self, most: int = 0) -> Poses:
         """Returns ``poses`` of the shown component of the scene only."""

@@ -230,6 +230,7 @@ class WindowSteps(MapListener):
             )
             self.start_chain(self.odometry.newest)
         elif self.odometry.fits:
+            found = self.scene_map.loops.found
             self.scene_map.try_close_loop(
                 window.id,
                 self.builder.window_size,
@@ -239,6 +240,7 @@ class WindowSteps(MapListener):
                 self.pose_search.hint,
                 self.places.matching if self.config.refinement.enabled else None,
             )
+            self.pose_search.note_found(self.scene_map.loops.found - found)
 
     def _deliver(
         self, prepared: PreparedView, index: int, placed: PlacedWindow, report: WindowReport
@@ -493,6 +495,7 @@ def _nearest(values: FloatImage, size: tuple[int, int]) -> FloatImage:
 
 # The search for the camera's pose in the map: how long it took, and where a user says it is.
 
+CONFIRMED = 2  # loops that confirm a hint
 HINT_S = 30.0  # a camera that was not found is elsewhere by then
 
 
@@ -506,6 +509,7 @@ class PoseSearch:
         """Begins in another scene."""
         self._hint: PoseHint | None = None
         self._hint_ends = -math.inf
+        self._found = 0  # verified loops since the hint
         self._begin_ns: int | None = None
         self.seconds = math.nan  # of the current or last search, by stamps; NaN: there was none
 
@@ -517,6 +521,13 @@ class PoseSearch:
     def narrow(self, hint: PoseHint) -> None:
         """Looks near a location first, for ``HINT_S``."""
         self._hint, self._hint_ends = hint, time.monotonic() + HINT_S
+        self._found = 0
+
+    def note_found(self, count: int) -> None:
+        """Notes verified loops: a hint that was confirmed has served."""
+        self._found += count
+        if self._found >= CONFIRMED:
+            self._hint = None
 
     def add(self, stamp_ns: int, *, known: bool) -> None:
         """Adds a frame, and whether its pose in the map is known."""

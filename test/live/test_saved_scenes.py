@@ -107,10 +107,11 @@ def test_a_scene_without_metres_is_refused_where_they_are_wanted(folder, ring):
         opened(folder, ring, **{"map.load": "monday", "scale.source": "odometry"})
 
 
-def test_a_hint_is_for_cameras_whose_place_is_unknown(folder, ring):
+def test_a_hint_says_what_it_does(folder, ring):
     stream, host = opened(folder, ring)
     show(stream, host, ring[:6])
-    assert "is known" in stream.look_near("map", 1.0, 2.0, 0.5)
+    assert "is known, and changes if the images say so" in stream.look_near("map", 1.0, 2.0, 0.5)
+    assert stream.pipeline.pose_search.hint is not None
     stream, host = opened(folder, ring, **{"map.load": "monday"})
     assert "give it in map" in stream.look_near("odom", 1.0, 2.0, 0.5)
     assert stream.pipeline.pose_search.hint is None

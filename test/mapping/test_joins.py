@@ -5,12 +5,14 @@ import pytest
 from scipy.spatial.transform import Rotation
 from support.submaps import add_keyframe, add_submap
 
+from da3_ros.config import LoopConfig
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.mapping import loop_closure
+from da3_ros.mapping import loop_candidates, loop_closure
 from da3_ros.mapping.alignment import Alignment, WindowAligner
 from da3_ros.mapping.loop_candidates import Loop
 from da3_ros.mapping.loop_closure import LoopClosure
 from da3_ros.mapping.map_table import OverlapView
+from da3_ros.mapping.pose_hint import PoseHint
 from da3_ros.types import View
 
 K = np.array([[20.0, 0, 14], [0, 20.0, 14], [0, 0, 1]])
@@ -163,6 +165,30 @@ def test_keyframes_whose_images_match_are_compared_first(closer):
     assert newest == 2 * COUNT - 1
     assert set(range(COUNT)) <= set(others)
     assert not set(others) & set(range(newest - 8, newest + 1))  # which share windows with it
+
+
+@pytest.mark.parametrize("hinted", [True, False])
+def test_a_hint_is_looked_at_after_each_window_though_the_pose_is_known(
+    closer, monkeypatch, hinted
+):
+    looks(closer, monkeypatch, APART[:2], WRONG)
+    closer.candidates._from = None
+    closer.candidates.restart()
+    row = next(k for k in closer.keyframes if k.view.id == 16)
+    there = loop_candidates.PlacedKeyframe.of(row, closer._submaps).centre
+    hint = PoseHint(there, np.array([0.0, 1, 0]), 0.05) if hinted else None
+    monkeypatch.setattr(loop_candidates, "MAX_DISTANCE", 0.01)  # times the depth: a camera's sight
+    compared = []
+
+    def infer(window):
+        compared.append({view.id for view in window.views} & set(range(COUNT)))
+
+    for window in (100, 101, 102):
+        closer.try_close_loop(
+            window, LoopConfig(every=50), 4, infer, WindowAligner(), True, hint=hint
+        )
+    assert len(compared) == hinted  # the others of its submap were compared with it
+    assert all(16 in ids for ids in compared)
 
 
 @pytest.fixture

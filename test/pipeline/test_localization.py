@@ -272,6 +272,11 @@ def test_a_hint_makes_a_localized_camera_look_anew(folder, known, ring):
 def test_a_hint_does_not_split_a_growing_map(mapped):
     assert not mapped.look_near(PoseHint.on_map(0, 0, 1.0))
     assert mapped.map.pose_known
+    assert mapped.pose_search.hint is not None  # its keyframes are compared there
+    mapped.pose_search.note_found(1)
+    assert mapped.pose_search.hint is not None
+    mapped.pose_search.note_found(1)
+    assert mapped.pose_search.hint is None
 
 
 def test_localization_without_a_map_is_told_once(ring, caplog):
