@@ -29,7 +29,7 @@ LEAST_DISPARITY = 4.0  # pixels per unit of log depth: with less, all depths agr
 LEAST_SHARE = 0.05  # of a view: fewer pixels say nothing of the others
 # Of the pixels that neighbours could confirm: fewer agree by chance where poses are wrong.
 LEAST_CONFIRMED = 0.45
-SPECKLE, SPECKLE_STEP = 25, 0.04  # pixels; step of log depth to what is around
+SPECKLE, SPECKLE_STEP = 25, 0.04  # pixels; least step of log depth to what is around
 PIXEL_NOISE = 0.15  # of a match, pixels
 MOST_SIGMA = 0.05  # relative deviation beyond which nothing is measured: poses may be wrong
 CELL, BIN = 12, 0.12  # of the correction: pixels, and log depth
@@ -195,7 +195,8 @@ def dense_depth(
     there = (agree != 0) & (agree > 1 - wider)
     sigma = _match_sigma(agree, there, disparity)
     through, before = _against(apart, agree, there)
-    measured = _measured(known, swept, there, disparity) & (sigma <= MOST_SIGMA)
+    step = max(SPECKLE_STEP, 2 * AGREE * wider)  # two depths of one surface may differ so
+    measured = _measured(known, swept, there, disparity, step) & (sigma <= MOST_SIGMA)
     # Each search errs for itself: their mean is a third nearer than one of them.
     swept = swept * np.exp(np.where(there, apart, 0).sum(axis=0) / (1 + there.sum(axis=0)))
     depth, rest = network.copy(), np.full(network.shape, UNMEASURED, np.float32)
@@ -294,14 +295,18 @@ def _rest_sigma(
 
 
 def _measured(
-    known: NDArray[np.bool_], swept: FloatImage, agree: NDArray[np.bool_], disparity: Array
-) -> NDArray[np.bool_]:
-    """Returns where enough neighbours agree [h, w]; nowhere if they may do so by chance."""
+    known: NDArray[np.bool_], swept: FloatImage, agree: NDArray[np.bool_], disparity: Array,
+    step: float,
+) -> NDArray[np.bool_]:  # fmt: skip
+    """Returns where enough neighbours agree [h, w]; nowhere if they may do so by chance.
+
+    step: of log depth, beyond which a few pixels are another surface than what is around.
+    """
     decided = known & np.isfinite(swept)
     measured = decided & (agree.sum(axis=0) >= AGREEING)
     steps = np.full(swept.shape, -32768, np.int16)
     steps[measured] = np.clip(np.log(swept[measured]) * 1000, -30000, 30000)
-    cv2.filterSpeckles(steps, -32768, SPECKLE, 1000 * SPECKLE_STEP)
+    cv2.filterSpeckles(steps, -32768, SPECKLE, 1000 * step)
     measured &= steps > -32768
     could = decided & ((disparity >= LEAST_DISPARITY).sum(axis=0) >= AGREEING)
     if measured.sum() < max(LEAST_SHARE * known.sum(), LEAST_CONFIRMED * could.sum()):
