@@ -108,7 +108,8 @@ class BlindFrames:
 
     def is_contradicted(self, placed: PlacedWindow) -> bool:
         """Whether a window must not move the camera: it does not fit the scene, and no tracks say
-        how the camera has moved although they usually do. Only the network's motion is left."""
+        how the camera has moved although they usually do (or there was no time to look for them).
+        Only the network's motion is left."""
         return (
             self.config.hold_when_blind
             and self.sight.expects_tracks
@@ -349,6 +350,7 @@ class Sight:
     def end_gap(self) -> None:
         """Notes that the cameras are placed, or that a new chain begins."""
         self._blind_framesets = 0  # in which no camera was placed, since the last one that was
+        self._is_held = False  # whether the newest frameset was not placed
         # Windows in which the camera was looked for in vain. Blind images between them do not
         # count anew: a camera that repeats or flickers would never give up.
         self.attempts = 0
@@ -367,7 +369,7 @@ class Sight:
     @property
     def was_blind(self) -> bool:
         """Whether the newest frameset could not be placed."""
-        return self._blind_framesets > 0
+        return self._is_held
 
     @property
     def expects_tracks(self) -> bool:
@@ -406,7 +408,7 @@ class Sight:
         for name in self._poses:
             self._camera(name).note_frameset(self._poses)
         if frame.is_reference:
-            self._blind_framesets = 0
+            self._blind_framesets, self._is_held = 0, False
 
     def note_window(self, *, refined: bool) -> None:
         """Notes a window that was placed, and whether it has enough tracks."""
@@ -426,7 +428,9 @@ class Sight:
         """Notes and counts a view that shows nothing, or was not placed."""
         camera = prepared.view.camera
         if prepared.is_reference:  # no camera of its frameset sees
-            self._blind_framesets += 1
+            self._is_held = True
+            # A refused view shows something: the next window that fits says where.
+            self._blind_framesets += prepared.blind != REFUSED
         self._camera(camera).note_blind(prepared)
         self.counters[f"blind_{prepared.blind}" + (f"_{camera}" if camera else "")] += 1
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+from types import SimpleNamespace
 
 import bench_blind
 import numpy as np
@@ -16,6 +17,8 @@ from da3_ros.inference import open_networks
 from da3_ros.pipeline import window_refinement
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.pipeline.window_builder import PreparedView
+from da3_ros.pipeline.window_refinement import WindowRefinement
+from da3_ros.refinement.refiner import WindowRefiner
 from da3_ros.synthetic import Pace, SyntheticCamera
 from da3_ros.synthetic.evaluation import trajectory_error
 from da3_ros.synthetic.truth import TruthSession
@@ -324,11 +327,13 @@ def test_a_network_that_stays_uncertain_is_used_again():
 
 
 class Nonsense(TruthSession):
-    """Two windows get depth and a motion that have nothing to do with the room."""
+    """A few windows get depth and a motion that have nothing to do with the room."""
+
+    count = 2
 
     def infer(self, window):
         out = super().infer(window)
-        if window.id not in (START, START + 1):
+        if not START <= window.id < START + self.count:
             return out
         rng = np.random.default_rng(window.id)
         depth = rng.uniform(0.2, 5, out.depth.shape).astype(np.float32)
@@ -347,6 +352,36 @@ def test_a_refused_window_whose_tracks_do_not_support_it_moves_nothing():
     assert pipeline.map.table.path.poses().rows["stamp_ns"].tolist() == [
         r.stamp_ns for r in results if not r.blind
     ]
+    assert len(pipeline.map.components) == 1
+
+
+@pytest.mark.parametrize("skipped", [False, True])
+def test_after_refused_windows_one_without_tracks_that_fits_goes_on(monkeypatch, skipped):
+    """They are no gap, after which tracks would have to find the camera."""
+    _, frames = walk(size=bench_blind.SIZE)
+    session = Nonsense(frames, seed=1, noise=NOISES["of each view"])
+    session.count = 3
+    refine, bare = WindowRefiner.refine, range(START, START + 8)
+    monkeypatch.setattr(
+        WindowRefiner, "refine",
+        lambda self, window, *rest: None if window.id in bare else refine(self, window, *rest),
+    )  # fmt: skip
+    if skipped:  # for lack of time
+        run_window, limit = WindowRefinement.run, SimpleNamespace(skips=lambda: True, add=None)
+
+        def run_some(self, window, *rest):
+            usual, self._limit = self._limit, limit if window.id in bare else self._limit
+            try:
+                return run_window(self, window, *rest)
+            finally:
+                self._limit = usual
+
+        monkeypatch.setattr(WindowRefinement, "run", run_some)
+    pipeline, results = run(frames, frames, session, refine=True, size=bench_blind.SIZE)
+    held = [i for i, r in enumerate(results) if r.blind]
+    assert held == [*range(START, START + 3)]
+    assert {results[i].blind for i in held} == {"refused"}
+    assert steps(results).max() < 3 * np.median(steps(results)[:START])
     assert len(pipeline.map.components) == 1
 
 
