@@ -12,8 +12,8 @@ from da3_ros.keyframe_store.keyframe import Keyframe
 from da3_ros.types import DenseDepth, FloatImage, Image
 
 MARGIN = 4
-DEVIATION = 0.001, 0.05  # range of the colours of relative standard deviation
-TITLES = "image", "network's depth", "measured depth", "deviation: red 0.1 %, blue 5 %"
+DEVIATION = 0.004, 0.1  # range of the colours of relative standard deviation
+TITLES = "image", "network's depth", "measured depth", "deviation: red 0.4 %, blue 10 %"
 TITLE_HEIGHT = 20  # pixels
 
 

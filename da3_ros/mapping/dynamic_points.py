@@ -69,9 +69,9 @@ class DynamicPoints:
         self._voters = [replace(v, view=view) if v.id == id else v for v in self._voters]
 
     def remaining(self, submap: Submap, id: int, sums: VoxelSums) -> VoxelSums:
-        """Returns the measured points of a keyframe of ``submap`` without those that the others
+        """Returns the measured points of a keyframe of ``submap`` without those that later ones
         look through: these have voted on where the network had put them."""
-        voters = [v for v in self._voters if v.id != id and self._is_beside(v, submap)]
+        voters = [v for v in self._voters if v.id > id and self._is_beside(v, submap)]
         if not voters:
             return sums
         xyz, among = sums.cloud().xyz, self._points.positions(submap)

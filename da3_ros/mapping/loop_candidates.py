@@ -84,7 +84,7 @@ class LoopCandidates:
         hint: where the camera may be, in ``local``: keyframes there need not look similar.
         matching: finds keyframes by their images, which come first.
         """
-        if not self._active:
+        if not self._active and hint is None:
             return None
         new = self.new
         least = MIN_SIMILARITY if hint is None and self._from is None else 0.0
@@ -96,7 +96,8 @@ class LoopCandidates:
                 if old.submap not in self._compared and self._can_overlap(old, new, untied):
                     self._compared.add(old.submap)
                     return old
-        self._active = not complete  # else until there is a new keyframe
+        if hint is None:
+            self._active = not complete  # else until there is a new keyframe
         return None
 
     def _best(

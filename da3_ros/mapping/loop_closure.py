@@ -353,13 +353,18 @@ class LoopClosure(MapListener):
         if not self.enabled or self._solving is not None or views < 2:
             return
         self._looks = 0 if pose_known or hint is not None else self._looks
-        eager = (not pose_known or hint is not None) and self._looks < EAGER_LOOKS
-        if 0 <= window_id - self._last_try < (1 if eager else config.every):
-            return
-        old = self.candidates.next(hint, matching)
+        eager = not pose_known and self._looks < EAGER_LOOKS
+        due = not 0 <= window_id - self._last_try < (1 if eager else config.every)
+        old = None
+        if due and (pose_known or hint is None):
+            old = self.candidates.next(None, matching)
+        usual = old is not None or not pose_known
+        if old is None and hint is not None and (pose_known or due):
+            old = self.candidates.next(hint, matching)  # beside the usual looks, if it is known
         if old is None:
             return
-        self._last_try, self._looks = window_id, self._looks + 1
+        self._last_try = window_id if usual else self._last_try
+        self._looks += 1
         try:
             window, keyframes, split = loop_window(
                 self.keyframes, self._graph, old, self.candidates.new, window_id, views // 2

@@ -76,6 +76,25 @@ def test_measured_depth_is_several_times_better_on_most_pixels():
     assert min(all_ratios) > 1.3
 
 
+@pytest.mark.parametrize("apart_usually", [0.0, 0.006])
+def test_neighbours_that_contradict_a_depth_make_it_uncertain(apart_usually):
+    """One that looks through a point counts four times as much as one that sees something before
+    it; where views usually differ by more, all of it counts more."""
+    shape = (40, 40)
+    network, apart = np.full(shape, 2.0, np.float32), np.full((4, *shape), apart_usually)
+    apart[3, :20, :20], apart[3, 20:, 20:] = 0.3, -0.3
+    dense = dense_depth(network, network, apart, np.full((4, *shape), 100.0))
+    assert dense.measured.all()
+    parts = dense.sigma[20:, :20], dense.sigma[:20, :20], dense.sigma[20:, 20:]
+    plain, through, before = (float(np.median(part)) for part in parts)
+    wider = max(1.0, 4 * apart_usually / 0.01)
+    assert plain >= 0.004 * wider
+    if not apart_usually:
+        assert plain < 0.005
+    added = [np.sqrt(s**2 - plain**2) for s in (through, before)]
+    np.testing.assert_allclose(added, [wider * 0.06 / 2, wider * 0.06 / 4], rtol=0.05)
+
+
 @pytest.mark.parametrize("where", ["measured", "elsewhere"])
 @pytest.mark.parametrize(("seed", "walk"), long_after(1, [(91, "loop"), (78, "handheld")]))
 def test_the_stated_deviation_is_that_of_the_error(where, seed, walk):

@@ -164,6 +164,17 @@ def test_measured_points_that_later_keyframes_confirm_come_in():
     assert box_points(store) >= before > 30
 
 
+def test_measured_points_of_what_has_come_come_in():
+    """Keyframes before it looked through where it stands now."""
+    store = store_of()
+    for stamp in (0, 1, 2):
+        store.add(keyframe(stamp, wall(), 0.01 * stamp))
+    last = keyframe(3, wall(1.0))
+    store.add(last, waiting=True)
+    measured(store, last, wall(1.0))
+    assert box_points(store) > 30
+
+
 def filled(store, extra=0):
     """A box in a submap that is closed, seen by its last keyframes only."""
     for stamp in range(KEYFRAMES + extra):

@@ -176,19 +176,28 @@ def test_a_hint_is_looked_at_after_each_window_though_the_pose_is_known(
     closer.candidates.restart()
     row = next(k for k in closer.keyframes if k.view.id == 16)
     there = loop_candidates.PlacedKeyframe.of(row, closer._submaps).centre
-    hint = PoseHint(there, np.array([0.0, 1, 0]), 0.05) if hinted else None
+    hint = PoseHint(there, np.array([0.0, 1, 0]), 0.3) if hinted else None
     monkeypatch.setattr(loop_candidates, "MAX_DISTANCE", 0.01)  # times the depth: a camera's sight
     compared = []
 
     def infer(window):
         compared.append({view.id for view in window.views} & set(range(COUNT)))
 
-    for window in (100, 101, 102):
+    def look(window, matching=None):
         closer.try_close_loop(
-            window, LoopConfig(every=50), 4, infer, WindowAligner(), True, hint=hint
-        )
-    assert len(compared) == hinted  # the others of its submap were compared with it
-    assert all(16 in ids for ids in compared)
+            window, LoopConfig(every=50), 4, infer, WindowAligner(), True,
+            hint=hint, matching=matching,
+        )  # fmt: skip
+
+    for window in (100, 101, 102):
+        look(window)
+    assert len(compared) == 2 * hinted  # of the two submaps near it, one after the other
+    assert all(ids <= set(range(11, COUNT)) for ids in compared)
+    # Elsewhere loops are looked for as usual.
+    closer.candidates.restart()  # a new keyframe
+    look(103, lambda new, others: ([o for o in others if o.view.id == 9], True))
+    assert 9 in compared[-1]
+    assert len(compared) == 2 * hinted + 1
 
 
 @pytest.fixture
