@@ -538,12 +538,11 @@ def shipped_run(fault, start, refine):
     return run(frames, faulty, open_networks(config(refine))[0], refine)
 
 
-@pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize("refine", [False, True])
+@pytest.mark.parametrize("refine", long_after(1, [True, False]))
 @pytest.mark.parametrize(
     ("fault", "start"),
-    [("black", START), ("noise", START), ("flicker", START), ("shaded noise", 0)],
+    long_after(1, [("black", START), ("noise", START), ("flicker", START), ("shaded noise", 0)]),
 )
 def test_the_shipped_network_is_not_misled(fault, start, refine):
     _, frames = walk()

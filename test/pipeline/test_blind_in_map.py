@@ -5,6 +5,7 @@ import dataclasses
 import cv2
 import numpy as np
 import pytest
+from support.cases import long_after
 from support.ring import SIZE, STEP_NS, walked
 from support.sessions import LATER, errors, later, opened, push, resumed, saved
 
@@ -49,8 +50,7 @@ def blind(results):
     return [i for i, r in enumerate(results) if r.blind]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("mode", ["mapping", "localization"])
+@pytest.mark.parametrize("mode", long_after(1, ["mapping", "localization"]))
 def test_a_place_in_a_loaded_map_is_kept_through_the_dark(folder, ring, mode):
     walk = later(ring)[30:80]
     dark = range(30, 30 + DARK)
