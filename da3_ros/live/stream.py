@@ -237,7 +237,15 @@ class Stream:
         if map_frame not in frames:
             known = " or ".join(frames)
             return f"not used, because it is in the frame '{map_frame}': give it in {known}"
-        unknown = frames[map_frame].look_near(PoseHint.on_map(x, y, sigma))
+        pipeline = frames[map_frame]
+        if not pipeline.scene_map.looks_for_loops:
+            return (
+                "not used, because locations are not recognised: loop.enabled is false, or "
+                "another SLAM is followed"
+            )
+        if not pipeline.scene_map.table.submaps:
+            return "not used, because the map is empty"
+        unknown = pipeline.look_near(PoseHint.on_map(x, y, sigma))
         near = f"near ({x:.2f}, {y:.2f}), standard deviation {sigma:.2f}"
         if unknown:
             return f"the pose is looked for {near}"

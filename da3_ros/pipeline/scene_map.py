@@ -458,6 +458,12 @@ class SceneMap(MapListener):
         if self._recorder is not None:
             self._recorder.move(self.submaps.submaps.values(), self._map_state())
 
+    @property
+    def looks_for_loops(self) -> bool:
+        """Whether locations that are seen again are recognised."""
+        follows = self.following.enabled and not self.following.loaded
+        return self.loops.enabled and not follows
+
     def try_close_loop(
         self,
         window_id: int,
@@ -473,7 +479,7 @@ class SceneMap(MapListener):
         hint: where the camera may be, in the map. A followed SLAM owns the map's shape: then only
         the pose in a loaded scene is searched.
         """
-        if self.following.enabled and not self.following.loaded:
+        if not self.looks_for_loops:
             return
         if hint is not None:
             T, unit = self.table.T_map_local, self.scale.unit * self.scale.metres

@@ -108,7 +108,12 @@ def test_a_scene_without_metres_is_refused_where_they_are_wanted(folder, ring):
 
 
 def test_a_hint_says_what_it_does(folder, ring):
+    stream, host = opened(folder, ring, **{"loop.enabled": False})
+    show(stream, host, ring[:6])
+    assert "loop.enabled is false" in stream.look_near("map", 1.0, 2.0, 0.5)
     stream, host = opened(folder, ring)
+    assert "the map is empty" in stream.look_near("map", 1.0, 2.0, 0.5)
+    assert stream.pipeline.pose_search.hint is None
     show(stream, host, ring[:6])
     assert "is known, and changes if the images say so" in stream.look_near("map", 1.0, 2.0, 0.5)
     assert stream.pipeline.pose_search.hint is not None

@@ -17,6 +17,7 @@ from da3_ros.inference import open_networks
 from da3_ros.pipeline import window_refinement
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.pipeline.window_builder import PreparedView
+from da3_ros.pipeline.window_odometry import REFUSALS
 from da3_ros.pipeline.window_refinement import WindowRefinement
 from da3_ros.refinement.refiner import WindowRefiner
 from da3_ros.synthetic import Pace, SyntheticCamera
@@ -353,6 +354,26 @@ def test_a_refused_window_whose_tracks_do_not_support_it_moves_nothing():
         r.stamp_ns for r in results if not r.blind
     ]
     assert len(pipeline.map.components) == 1
+
+
+def test_after_many_refused_windows_a_new_chain_begins():
+    _, frames = walk(size=bench_blind.SIZE)
+    session = Nonsense(frames, seed=1, noise=NOISES["of each view"])
+    session.count = REFUSALS
+    _, results = run(frames, frames, session, refine=True, size=bench_blind.SIZE)
+    assert [i for i, r in enumerate(results) if r.blind] == [*range(START, START + REFUSALS)]
+    assert [r.window.chain for r in results if not r.blind] == [0] * START + [1] * (
+        len(frames) - START - REFUSALS
+    )
+
+
+def test_refused_windows_are_published_where_nothing_is_held():
+    _, frames = walk(size=bench_blind.SIZE)
+    session = Nonsense(frames, seed=1, noise=NOISES["of each view"])
+    values = {"hold_when_blind": False, "size": bench_blind.SIZE}
+    _, results = run(frames, frames, session, refine=True, **values)
+    assert not any(r.blind for r in results)
+    assert [r.id for r in results if not r.window.aligned] == [START, START + 1]
 
 
 @pytest.mark.parametrize("skipped", [False, True])
