@@ -38,7 +38,7 @@ INPUTS = (
     ("slam_path", "nav_msgs/msg/Path", "only with `pose_prior.corrections: path`: the whole "
      "corrected path of another SLAM; reliable, depth 1"),
     ("initialpose", "geometry_msgs/msg/PoseWithCovarianceStamped", "in `map_frame`: where to look "
-     "first for the camera in a loaded scene, for 30 s; reliable, depth 1"),
+     "first for the camera in the map, for 30 s; reliable, depth 1"),
     ("/tf, /tf_static", "tf2_msgs/msg/TFMessage", "reliable; static latched"),
 )  # fmt: skip
 OUTPUTS = output_topics() | {
