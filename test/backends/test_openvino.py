@@ -77,16 +77,16 @@ def assert_equal(found, expected):
     np.testing.assert_allclose(found.descriptor, expected.descriptor, rtol=1e-3, atol=1e-4)
 
 
+# Number of views, of new ones, and which are wanted; each shape is compiled.
+SIZES = [((3, 1, (2,)), (4, 0, None)), ((5, 2, (0, 3, 4)), (8, 1, (7,)))]
+
+
 @pytest.mark.parametrize("poses", long_after(1, [False, True]))
-def test_windows_of_all_sizes_equal_torch(walk, poses):
+@pytest.mark.parametrize("sizes", [SIZES[0], pytest.param(SIZES[1], marks=pytest.mark.long)])
+def test_windows_of_all_sizes_equal_torch(walk, poses, sizes):
     _, frames = walk
     ours, torchs = (session_of(backend, poses) for backend in ("openvino", "torch"))
-    for n, new, wanted in (
-        (3, 1, (2,)),
-        (5, 2, (0, 3, 4)),
-        (8, 1, (7,)),
-        (4, 0, None),
-    ):
+    for n, new, wanted in sizes:
         T = np.stack([np.linalg.inv(f.T_room_camera) for f in frames[:n]]) if poses else None
         T = None if T is None else np.linalg.inv(T)
         window = Window(0, views(frames[:n]), new, wanted=wanted, T_prior_camera=T)
