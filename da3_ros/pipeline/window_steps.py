@@ -240,7 +240,8 @@ class WindowSteps(MapListener):
                 self.pose_search.hint,
                 self.places.matching if self.config.refinement.enabled else None,
             )
-            self.pose_search.note_found(self.scene_map.loops.found - found)
+            if self.scene_map.submaps.pose_known:  # else two may contradict each other
+                self.pose_search.note_found(self.scene_map.loops.found - found)
 
     def _deliver(
         self, prepared: PreparedView, index: int, placed: PlacedWindow, report: WindowReport
