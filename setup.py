@@ -53,6 +53,7 @@ setup(
         "zstandard>=0.21",
     ],
     extras_require={
+        "viewer": ["viser>=1.1,<2"],  # the view in a browser
         "fleet": ["ray>=2.60"],  # `da3_ros fleet`
         "mesh": ["scikit-image>=0.22"],  # `da3_ros export SCENE room.mesh.glb`
         # `da3_ros export-network --format onnx` and its check.

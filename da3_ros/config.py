@@ -571,12 +571,35 @@ class TfConfig:
 
 
 @dataclass(frozen=True)
+class ViewerConfig:
+    """The view in a browser."""
+
+    port: int = option(
+        0, "port of the live view in a browser; 0: none; needs viser (extra `viewer`)",
+        low=0, high=65535,
+    )  # fmt: skip
+    host: str = option(
+        "127.0.0.1",
+        "address that the viewer listens on; other than 127.0.0.1: everyone in the network sees "
+        "images and map, without a password",
+    )
+    control: bool = option(
+        False,
+        "whether the viewer's page may export, save, reset, pause, and change live parameters",
+    )
+    max_points: int = option(
+        1_000_000, "most points that the viewer shows; 9 bytes each", low=1000, high=20_000_000
+    )
+
+
+@dataclass(frozen=True)
 class NodeConfig:
     """All parameters of the live node."""
 
     pipeline: PipelineConfig = group(PipelineConfig, "")
     input: InputConfig = group(InputConfig, "")
     tf: TfConfig = group(TfConfig, "tf.")
+    viewer: ViewerConfig = group(ViewerConfig, "viewer.")
     map_frame: str = option("map", "frame id of the scene")
     odom_frame: str = option("odom", "frame id of odometry, which never jumps")
     base_frame: str = option(

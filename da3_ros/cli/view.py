@@ -10,6 +10,7 @@ from typing import Any
 from da3_ros.cli.arguments import FAILED, size_argument
 from da3_ros.parameter_schema import ConfigError
 
+PORT = 8080
 SCENE_SIZE, TRACKS_SIZE, DENSE_SIZE = "960x720", "480x360", "320x240"
 
 
@@ -24,7 +25,19 @@ def add_view(commands: Any) -> None:
         "--dense the depth of keyframes.",
     )
     view.add_argument("scene", type=Path, help="scene folder, replay's output folder, .glb, .ply")
-    view.add_argument("--output", type=Path, required=True, help="PNG to write; replaced")
+    view.add_argument("--output", type=Path, help="PNG to write; replaced")
+    view.add_argument(
+        "--serve", action="store_true",
+        help="show a saved scene in a browser instead, until Ctrl-C (needs viser)",
+    )  # fmt: skip
+    view.add_argument(
+        "--port", type=int,
+        help=f"port of --serve (default: the first free one from {PORT} on)",
+    )  # fmt: skip
+    view.add_argument(
+        "--host", default="127.0.0.1",
+        help="address of --serve; other than 127.0.0.1: everyone in the network sees the scene",
+    )  # fmt: skip
     view.add_argument(
         "--from", dest="sides", nargs="+", choices=_sides(),
         help="viewpoint relative to the first camera (default: behind); several give pictures "
@@ -59,6 +72,8 @@ def _run_view(options: argparse.Namespace) -> int:
     from da3_ros.export.export import ExportError
 
     try:
+        if options.serve:
+            return _serve(options)
         text = _drawn(options)
     except (ExportError, SceneFileError) as error:
         sys.stderr.write(f"da3_ros: {error}\n")
@@ -67,7 +82,19 @@ def _run_view(options: argparse.Namespace) -> int:
     return 0
 
 
+def _serve(options: argparse.Namespace) -> int:
+    if options.output is not None:
+        raise ConfigError("--serve: --output is for pictures")
+    from da3_ros.cli.scene_server import serve
+
+    return serve(options.scene, options.host, options.port, PORT)
+
+
 def _drawn(options: argparse.Namespace) -> str:
+    if options.output is None:
+        raise ConfigError("--output is missing: give the PNG to write, or --serve")
+    if options.port is not None:
+        raise ConfigError("--port is for --serve")
     if options.tracks or options.dense:
         if options.sides is not None or options.below is not None:
             name = "--tracks" if options.tracks else "--dense"

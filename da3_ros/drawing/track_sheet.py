@@ -47,13 +47,20 @@ def track_colors(error_px: Array) -> NDArray[np.uint8]:
     return colors
 
 
+def draw_history(image: Image, history: TrackHistory) -> Image:
+    """Returns a copy of an image RGB [h, w, 3], dimmed, with the tracks that it sees."""
+    picture = _dimmed(image)
+    _draw(picture, history)
+    return picture
+
+
 def _cell(frame: FrameTracks, size: tuple[int, int]) -> Image:
     """Returns a picture with a line of text below, in a box of the sheet."""
     image = frame.image()
     factor = min(size[0] / image.shape[1], size[1] / image.shape[0])
     shape = tuple(max(1, round(side * factor)) for side in (image.shape[1], image.shape[0]))
-    picture = _dimmed(np.asarray(cv2.resize(image, shape, interpolation=cv2.INTER_AREA)))
-    _draw(picture, frame.track_history)
+    small = np.asarray(cv2.resize(image, shape, interpolation=cv2.INTER_AREA), np.uint8)
+    picture = draw_history(small, frame.track_history)
     strip = max(12, size[0] // 20)
     cell = np.full((size[1] + strip, size[0], 3), BACKGROUND, np.uint8)
     left = (size[0] - picture.shape[1]) // 2

@@ -70,7 +70,7 @@ class SceneStream:
         prior: bool,
         additional: bool = False,
     ) -> None:
-        self.pipeline, self.host = pipeline, host
+        self.name, self.pipeline, self.host = name, pipeline, host
         self.sync: RigSync[RawFrame] = RigSync.of(pipeline.config)
         self.queue: FrameQueue[Frameset[RawFrame]] = FrameQueue(
             pipeline.config.window.new, config.input.max_frame_age_s, images=len

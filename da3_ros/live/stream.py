@@ -18,6 +18,7 @@ from da3_ros.config import NodeConfig, PipelineConfig
 from da3_ros.export.checked_files import SceneFileError
 from da3_ros.inference import BudgetError, Running, Session, WindowTooLargeError
 from da3_ros.live.keyframe_folders import record_keyframes
+from da3_ros.live.live_view import LiveView
 from da3_ros.live.metrics import (
     CounterGrowth,
     EventTimes,
@@ -99,11 +100,14 @@ class Stream:
         self.stages, self.growth = StageTimes(), CounterGrowth()
         self.publisher: Publisher | None = None  # publishes on its own thread; None: on the worker
         self._first = self.scene_streams[next(iter(pipelines))]
+        self.view: LiveView | None = None  # the viewer in a browser, if there is one
         self.frame_counts = FrameCounts(self.scene_streams)
         self._chooser = WindowChooser(self.scene_streams, host, self.frame_counts, self.stages)
         self.session.on_window_running = self._chooser.choose_ahead
         if saved:
             self._begin_in(saved)
+        if config.viewer.port:  # last, because an error above would leave its process behind
+            self.view = LiveView(config, list(pipelines), host.warn)
 
     def put(self, raw: RawFrame) -> None:
         """Add a new image; called from callbacks."""
@@ -286,11 +290,24 @@ class Stream:
         """Publish what shows the maps to its subscribers."""
         for scene_stream in self.scene_streams.values():
             scene_stream.publish_map()
+        self.show_maps()
 
     def refresh_map(self) -> None:
         """Publish what shows the maps, of those that have changed."""
         for scene_stream in self.scene_streams.values():
             scene_stream.refresh_map()
+        self.show_maps()
+
+    def show_maps(self) -> None:
+        """Show the maps in the viewer, if that is due."""
+        if self.view is not None:
+            for name, scene_stream in self.scene_streams.items():
+                self.view.show_map(name, scene_stream)
+
+    def close(self) -> None:
+        """End the viewer."""
+        if self.view is not None:
+            self.view.feed.close()
 
     def latency(self) -> tuple[float, float]:
         """Median and 95th percentile of stamp to publication, seconds; NaN before the first."""
@@ -318,6 +335,8 @@ class Stream:
         else:
             self.publisher.submit(lambda: self._publish(scene_stream, frame))
         scene_stream.publish_scene(frame)
+        if self.view is not None:
+            self.view.show(scene_stream.name, scene_stream, frame)
         if frame.window is not self.last_report:
             self.stages.add("network", frame.window.inference_s)
             self.stages.add("refinement", frame.window.refinement_s)

@@ -140,6 +140,12 @@ class SubmapPoints:
         growing = self._growing.get(submap.id)
         return submap.cloud.take(chosen) if growing is None else growing.shown.cloud(chosen)
 
+    def state(self, submap: Submap) -> tuple[object, int]:
+        """Returns what holds a submap's points, and its revision: equal while they do not
+        change."""
+        growing = self._growing.get(submap.id)
+        return (submap.cloud, 0) if growing is None else (growing.shown, growing.shown.revision)
+
     def thinned(
         self, submaps: Iterable[Submap], poses: Mapping[int, Similarity], most: int
     ) -> tuple[SubmapCloud, ...]:

@@ -114,6 +114,7 @@ class VoxelMap:
 
     def __init__(self, voxel: float) -> None:
         self.voxel = voxel
+        self.revision = 0  # changes with every change of the points
         self._voxels = 0
         self._clear(1 << 12)
 
@@ -143,6 +144,7 @@ class VoxelMap:
     def add(self, points: VoxelSums) -> None:
         """Adds points that were added up by this map's voxels."""
         rows = self._rows(points.keys)
+        self.revision += 1
         new = int((self._count[rows] == 0).sum())
         self._cells[rows] = points.cells
         self._sums[rows] += points.sums
@@ -180,6 +182,7 @@ class VoxelMap:
         )
 
     def _make_empty(self, rows: Array) -> None:
+        self.revision += 1
         self._sums[rows], self._count[rows] = 0, 0
         self._voxels -= len(rows)
 

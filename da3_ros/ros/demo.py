@@ -45,6 +45,7 @@ from da3_ros.types import Array
 
 IMAGE = "/demo/image_raw"
 TIMEOUT_S = 180.0
+PORT = 8080  # of the viewer
 QUIET_S = 5.0  # without a message for so long, missing ones count as lost
 LOST_S = 15.0  # the same for images that the node has not received
 DEFAULTS = tuple(f"{name}:={value}" for name, value in PARAMETERS.items())
@@ -117,8 +118,13 @@ class MessageRecorder(Node):
             rclpy.spin_once(self, timeout_sec=0.05)
 
 
-def run(output: Path, frames: int, seed: int, parameters: list[str]) -> str:
-    """Run the demonstration; returns the text to print. Raises DemoError."""
+def run(
+    output: Path, frames: int, seed: int, parameters: list[str], *, stay: bool = False
+) -> None:
+    """Run the demonstration and print its results. Raises DemoError.
+
+    stay: whether camera and node go on until an interruption.
+    """
     output.mkdir(parents=True, exist_ok=True)
     recorder = MessageRecorder()  # created before the processes, so that it misses no message
     camera = _start(
@@ -139,7 +145,12 @@ def run(output: Path, frames: int, seed: int, parameters: list[str]) -> str:
     if any(p.replace(" ", "") == "checkpoint:=random" for p in parameters):
         note = "random weights: depth and path have no meaning, only the data flow is tested\n"
     try:
-        return _watch(recorder, output, frames, make_room(seed), (camera, node)) + note
+        text = _watch(recorder, output, frames, make_room(seed), (camera, node))
+        sys.stdout.write(text + note)
+        if stay:
+            sys.stdout.write("the viewer stays until Ctrl-C; the node's log has its address\n")
+            sys.stdout.flush()
+            node.wait()
     finally:
         recorder.destroy_node()
         for process in (camera, node):
@@ -293,6 +304,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=Path("demo_out"))
     parser.add_argument("--frames", type=int, default=FRAMES)
     parser.add_argument("--seed", type=int, default=SEED, help="seed of room and walk")
+    parser.add_argument(
+        "--viewer", action="store_true",
+        help="show it in a browser too, until Ctrl-C (needs viser)",
+    )  # fmt: skip
     parser.add_argument("-p", "--param", action="append", default=[], metavar="NAME:=VALUE")
     options = parser.parse_args(arguments)
     if find_spec("evo") is None:  # checked before the run, not after it
@@ -303,7 +318,8 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
     rclpy.init(args=[])
     try:
-        sys.stdout.write(run(options.output, options.frames, options.seed, options.param))
+        parameters = [*([f"viewer.port:={PORT}"] if options.viewer else []), *options.param]
+        run(options.output, options.frames, options.seed, parameters, stay=options.viewer)
     except DemoError as error:
         sys.stderr.write(f"demo: {error}\n")
         return 1

@@ -1,4 +1,4 @@
-"""Decides when the map's point cloud is published for display."""
+"""Decides when the map is published for display."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from da3_ros.ros.stream_runner import StreamRunner
 
 
 class MapDisplay:
-    """Has the map published while it has subscribers: at once for a new one, else on changes."""
+    """Has the map published while it has subscribers or viewers: at once for a new one, else on
+    changes."""
 
     def __init__(self, topics: Topics, log: NodeLog) -> None:
         self._topics, self._log = topics, log
@@ -25,7 +26,8 @@ class MapDisplay:
 
     def update(self, runner: StreamRunner | None) -> None:
         """Check the subscribers; call this regularly."""
-        count = self._topics.map_subscribers()
+        view = None if runner is None else runner.stream.view
+        count = self._topics.map_subscribers() + (0 if view is None else view.feed.watched)
         ready = self._job is None or self._job.done()  # False while a long window delays the job
         if count and ready and runner is not None:
             stream, new = runner.stream, count > self._subscribers

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 import rclpy
-from diagnostic_msgs.msg import DiagnosticArray
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from nav_msgs.msg import Odometry
 from rclpy.clock import Clock, ClockType
 from rclpy.executors import SingleThreadedExecutor
@@ -49,8 +49,10 @@ from da3_ros.ros.services import Services
 from da3_ros.ros.slam_path import SlamPathInput
 from da3_ros.ros.stream_runner import EXPECTED, STOP_S, StreamRunner
 from da3_ros.ros.tf_subscriber import SentTransforms, TfInput, TfPublishers
+from da3_ros.ros.viewer_commands import ViewerCommands
 from da3_ros.sensors.pose_prior import PriorError
 from da3_ros.sensors.transform_tree import TransformTree
+from da3_ros.viewer.feed import ViewerFeed
 
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 STATUS_PERIOD_S = 1.0
@@ -81,6 +83,7 @@ class Da3Node(LifecycleNode):
         self._odometry: Any = None
         self._initial_pose: InitialPose | None = None
         self._slam_path: SlamPathInput | None = None
+        self._viewer_commands: ViewerCommands | None = None
         self.enabled = True
         self._closing = False
         self.ending: Callable[[], bool] = lambda: False  # returns True if the process must end
@@ -123,6 +126,8 @@ class Da3Node(LifecycleNode):
             self.endpoints, transforms, self._tf_publishers, self._sent,
             lambda text: self.warn(text, SAME_S),
         )  # fmt: skip
+        if stream.view is not None and config.viewer.control:
+            self._viewer_commands = stream.view.feed.commands = ViewerCommands(self)
         spec = MODELS[config.pipeline.inference.model]
         device = stream.session.status().device or "?"
         self.log.logger.info(f"{spec.name} on {device}, weights under {spec.license}")
@@ -287,7 +292,17 @@ class Da3Node(LifecycleNode):
             stream = None if self.runner is None else self.runner.stream
             facts = self._facts()
             self._status.publish(report.status(facts, stream))
-            self._diagnostics.publish(report.diagnostics(facts, stream))
+            diagnostics = report.diagnostics(facts, stream)
+            self._diagnostics.publish(diagnostics)
+            if stream is not None and stream.view is not None:
+                self._show_state(stream.view.feed, diagnostics.status[0])
+
+    def _show_state(self, feed: ViewerFeed, status: DiagnosticStatus) -> None:
+        """Show the state in the viewer, and the values of what its page may change."""
+        feed.take_state({v.key: v.value for v in status.values} | {"health": status.message})
+        if self._viewer_commands is not None:
+            live = {name: self.get_parameter(name).value for name in parameters.LIVE}
+            feed.take_settings({"enabled": self.enabled, "parameters": live})
 
     def _facts(self) -> report.NodeFacts:
         return report.NodeFacts(
@@ -359,6 +374,9 @@ class Da3Node(LifecycleNode):
             self.tf_input.close()
             self.tf_input = None
         self.runner = None
+        if self._viewer_commands is not None:
+            self._viewer_commands.close()
+            self._viewer_commands = None
         self.parameter_changes.forget()
         self._map_display.forget()
         self.topics.drop()

@@ -66,6 +66,7 @@ class StreamRunner:
         done = self.worker.stop(window_s)
         if done and not self.stream.finish_recording(STORE_S):
             self._log.warn("the disk is busy: the last keyframes may not be stored")
+        self.stream.close()
         return self._publisher.stop(publish_s if done else 0.0) and done
 
     def _on_publish_error(self, error: BaseException) -> None:

@@ -21,10 +21,11 @@ ROOMS = {
     "cli": {
         "backends", "derived", "drawing", "export", "fleet", "inference", "keyframe_store",
         "mapping", "merging", "network", "recordings", "replay", "scale_sources", "synthetic",
+        "viewer",
     },
     "ros": {
         "drawing", "export", "geometry", "inference", "live", "mapping", "messages", "network",
-        "sensors", "synthetic",
+        "sensors", "synthetic", "viewer",
     },
     "fleet": {"export", "inference", "merging", "recordings", "replay"},
     "replay": {
@@ -36,7 +37,10 @@ ROOMS = {
     },
     "live": {
         "export", "geometry", "inference", "keyframe_store", "mapping", "messages", "pipeline",
-        "sensors",
+        "refinement", "sensors", "viewer",
+    },
+    "viewer": {
+        "drawing", "export", "geometry", "keyframe_store", "mapping", "refinement",
     },
     "recordings": {"geometry", "messages", "sensors", "synthetic"},
     "messages": {"drawing", "geometry", "mapping", "sensors"},

@@ -1,0 +1,143 @@
+"""What has changed in a map since the viewer got it, read between two windows."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from da3_ros.geometry.similarity import Similarity
+from da3_ros.mapping.scene import Scene
+from da3_ros.mapping.submap_spill import Submap
+from da3_ros.mapping.submaps import SubmapStore
+from da3_ros.mapping.trajectory import Poses
+from da3_ros.types import Array
+from da3_ros.viewer.strides import chosen_strides
+
+MAX_PATH = 2000  # poses of the path that are shown
+MAX_KEYFRAMES = 200
+MAX_POINTS_AT_ONCE = 300_000  # of changed submaps in one update; the others follow in the next one
+
+
+@dataclass(frozen=True, eq=False)
+class ShownPoints:
+    """Points of a submap, in its frame and unit."""
+
+    xyz: NDArray[np.float32]  # [M, 3]
+    rgb: NDArray[np.uint8]  # [M, 3]
+
+
+@dataclass(frozen=True, eq=False)
+class MapUpdate:
+    """The map at one moment: all poses, and the points that the viewer does not have yet.
+
+    Lengths are metres if the scale is known, else in the map's own unit.
+    """
+
+    submaps: Mapping[int, Similarity]  # T_map_submap of those that are shown
+    points: Mapping[int, ShownPoints]  # of these, new or changed
+    path: Scene  # poses of the path and keyframes, without points
+    loops: Array  # [L, 2, 3] positions in the map of submaps that a loop connects
+    unconnected: int  # components that are not shown: their pose in this one is unknown
+    complete: bool = True  # False: changed points are missing, and follow
+
+
+@dataclass(frozen=True, eq=False)
+class _Sent:
+    """Which points of a submap the viewer has."""
+
+    holder: weakref.ref[object]
+    revision: int
+    stride: int
+
+    def is_current(self, holder: object, revision: int, stride: int) -> bool:
+        return (self.holder(), self.revision, self.stride) == (holder, revision, stride)
+
+
+@dataclass
+class MapReader:
+    """Reads the displayed component of a map, incrementally; belongs to the thread that owns the
+    map."""
+
+    most: int  # points that are shown
+    _sent: dict[int, _Sent] = field(default_factory=dict)
+
+    def forget(self) -> None:
+        """The viewer has nothing: the next update has all."""
+        self._sent.clear()
+
+    def update(self, store: SubmapStore, T_ros_map: Array, camera: Array) -> MapUpdate:
+        """Returns the map as it is, with the points that changed, nearest to the camera first.
+
+        camera: its position [3] in the map; NaN if it is unknown.
+        """
+        view = store.view
+        own = [s for s in view.submaps if s.component == view.component]
+        shown = [s for s in own if store.points.is_in_memory(s) and store.points.point_count(s)]
+        # The disk has the others: what the viewer got of them stays.
+        kept = [s for s in own if s.id in self._sent and not store.points.is_in_memory(s)]
+        poses = {s.id: view.submap_poses[s.id] for s in (*kept, *shown)}
+        points, complete = self._changed(store, shown, poses, camera)
+        poses = {id: T for id, T in poses.items() if id in self._sent}
+        self._sent = {id: self._sent[id] for id in poses}
+        ids = [id for id, component in view.component_of.items() if component == view.component]
+        path = _path(view.poses, ids).moved(view.submap_poses)
+        chains = {s.id: s.chain for s in store.all_submaps().values()}
+        return MapUpdate(
+            poses, points, Scene((), path, T_ros_map, chain_of=chains),
+            _loops(store, view.submap_poses, set(ids)),
+            len(set(view.component_of.values()) - {view.component}), complete,
+        )  # fmt: skip
+
+    def _changed(
+        self,
+        store: SubmapStore,
+        shown: list[Submap],
+        poses: Mapping[int, Similarity],
+        camera: Array,
+    ) -> tuple[dict[int, ShownPoints], bool]:
+        """Returns the points that the viewer has not got, and whether these are all."""
+        sizes = np.array([store.points.point_count(s) for s in shown], np.int64)
+        centres = np.array([poses[s.id].t for s in shown]).reshape(-1, 3)
+        distances = np.linalg.norm(centres - camera, axis=1)
+        strides = chosen_strides(sizes, distances, self.most)
+        out: dict[int, ShownPoints] = {}
+        room = MAX_POINTS_AT_ONCE
+        for i in np.argsort(distances, kind="stable"):
+            submap, stride = shown[i], int(strides[i])
+            holder, revision = store.points.state(submap)
+            sent = self._sent.get(submap.id)
+            if sent is not None and sent.is_current(holder, revision, stride):
+                continue
+            if out and room < sizes[i] // stride:
+                return out, False
+            cloud = store.points.cloud_slice(submap, slice(None, None, stride))
+            out[submap.id] = ShownPoints(cloud.xyz, cloud.rgb)
+            self._sent[submap.id] = _Sent(weakref.ref(holder), revision, stride)
+            room -= len(cloud)
+        return out, True
+
+
+def _path(poses: Poses, submaps: list[int]) -> Poses:
+    """Returns an even choice of the path of some submaps, and of the keyframes on it."""
+    leading = poses.leading()
+    rows = np.flatnonzero(np.isin(leading.rows["submap"], submaps))
+    keyframes = rows[leading.rows["keyframe"][rows]]
+    chosen = np.concatenate((_even(rows, MAX_PATH), _even(keyframes, MAX_KEYFRAMES), rows[-1:]))
+    return leading.take(np.unique(chosen))
+
+
+def _even(rows: Array, most: int) -> Array:
+    return rows[:: max(1, -(-len(rows) // most))]
+
+
+def _loops(store: SubmapStore, poses: Mapping[int, Similarity], shown: set[int]) -> Array:
+    ends = [
+        (poses[edge.first].t, poses[edge.second].t)
+        for edge in store.table.edges
+        if edge.loop and edge.first in shown and edge.second in shown
+    ]
+    return np.array(ends).reshape(-1, 2, 3)
