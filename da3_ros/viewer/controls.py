@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+STEP = 0.001  # of numbers; coarser ones would be rounded
+
 
 class Controls:
     """Buttons for the node's services, and its parameters that may change while it runs."""
@@ -66,7 +68,7 @@ class Controls:
         elif isinstance(value, int | float):
             field = gui.add_number(
                 name, value, min=setting["low"], max=setting["high"], hint=text,
-                step=1 if isinstance(value, int) else None,
+                step=1 if isinstance(value, int) else STEP,
             )  # fmt: skip
         else:
             field = gui.add_text(name, str(value), hint=text)

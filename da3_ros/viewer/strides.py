@@ -12,7 +12,7 @@ def chosen_strides(sizes: Array, distances: Array, most: int) -> Array:
 
     sizes: points of each submap [N]. distances: from the camera [N]. Together at most ``most``
     points (and one of each submap) are shown. Half of the room is shared evenly; with the rest,
-    the nearest submaps are shown whole.
+    the nearest submaps are shown more densely, whole if they fit.
     """
     sizes = np.asarray(sizes, np.int64)
     if sizes.sum() <= most:
@@ -20,8 +20,12 @@ def chosen_strides(sizes: Array, distances: Array, most: int) -> Array:
     stride, least = 2, -(-sizes // 2)
     while least.sum() > max(most // 2, len(sizes)):
         stride, least = 2 * stride, -(-sizes // (2 * stride))
-    order = np.argsort(distances, kind="stable")
-    more = np.cumsum(sizes[order] - least[order])
-    strides = np.full(len(sizes), stride, np.int64)
-    strides[order[more <= most - least.sum()]] = 1
+    order, room = np.argsort(distances, kind="stable"), most - least.sum()
+    strides, finer = np.full(len(sizes), stride, np.int64), 1
+    while finer < stride and len(order):
+        more = np.cumsum(-(-sizes[order] // finer) - least[order])
+        count = int(np.searchsorted(more, room, "right"))
+        strides[order[:count]] = finer
+        room -= more[count - 1] if count else 0
+        order, finer = order[count:], 2 * finer
     return strides

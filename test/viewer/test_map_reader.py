@@ -1,0 +1,172 @@
+"""The map in the viewer: what was sent, put together, is the map."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from support.scenes import frame, full_store, pose, store
+
+from da3_ros.geometry.poses import T_ROS_MAP
+from da3_ros.geometry.similarity import Similarity
+from da3_ros.mapping.graph_solution import Correction
+from da3_ros.mapping.pose_graph import Edge
+from da3_ros.viewer import map_reader
+from da3_ros.viewer.map_reader import MAX_PATH, MapReader
+
+
+class Mirror:
+    """Keeps what a viewer keeps: points of submaps, and where these are."""
+
+    def __init__(self, most=10**6):
+        self.reader = MapReader(most)
+        self.points, self.last, self.sent = {}, None, 0
+
+    def take(self, held, camera=(0.0, 0.0, 0.0)):
+        update = self.reader.update(held, T_ROS_MAP, np.array(camera))
+        self.points |= update.points
+        self.points = {id: self.points[id] for id in update.submaps}
+        self.last, self.sent = update, sum(len(p.xyz) for p in update.points.values())
+        return update
+
+    def placed(self):
+        return {id: self.last.submaps[id].points(p.xyz) for id, p in self.points.items()}
+
+
+def true_points(held):
+    view = held.view
+    return {
+        s.id: view.submap_poses[s.id].points(held.points.cloud_of(s).xyz)
+        for s in view.submaps
+        if s.component == view.component and held.points.point_count(s)
+    }
+
+
+def assert_equal(mirror, held):
+    true, placed = true_points(held), mirror.placed()
+    assert true.keys() == placed.keys()
+    for id, points in true.items():
+        np.testing.assert_allclose(placed[id], points, atol=1e-6)
+
+
+def test_a_growing_map_is_followed_and_only_what_changed_is_sent():
+    held, mirror = store(), Mirror()
+    for i in range(40):
+        held.add(frame(i, pose(0.3 * i), seed=i))
+        mirror.take(held)
+        assert_equal(mirror, held)
+        assert len(mirror.last.points) <= 2, "closed submaps are sent again"
+    mirror.take(held)
+    assert mirror.sent == 0
+    assert mirror.last.complete
+
+
+def test_a_correction_moves_submaps_without_sending_points():
+    held, mirror = store(), Mirror()
+    for i in range(40):
+        held.add(frame(i, pose(0.3 * i), seed=i))
+    mirror.take(held)
+    moved = Similarity(1.1, np.eye(3), np.array([0.5, 0.0, 0.1]))
+    unmoved = held.table.T_map_local
+    first = next(iter(held.submaps))
+    held.table.correct(Correction({first: moved}, unmoved, unmoved))
+    held.note_correction(())
+    mirror.take(held)
+    assert mirror.sent == 0
+    assert_equal(mirror, held)
+    np.testing.assert_allclose(mirror.last.submaps[first].scale, 1.1, rtol=0.2)
+
+
+def test_points_that_are_removed_or_averaged_anew_are_sent_again():
+    held, mirror = store(), Mirror()
+    for i in range(20):
+        held.add(frame(i, pose(0.3 * i), seed=i))
+    mirror.take(held)
+    held.points.remove(held.submaps[0], np.arange(10))
+    mirror.take(held)
+    assert set(mirror.last.points) == {0}
+    assert_equal(mirror, held)
+    held.limits = dataclasses.replace(held.limits, voxel_m=0.5)
+    held.regrid()
+    mirror.take(held)
+    assert_equal(mirror, held)
+    assert mirror.sent < 300
+
+
+def test_only_the_shown_component_is_sent_and_the_others_are_counted():
+    held, mirror = full_store(), Mirror()
+    mirror.take(held)
+    assert mirror.last.unconnected == 1
+    assert_equal(mirror, held)
+    assert len(mirror.last.path.poses) == 2
+
+
+def test_a_cleared_map_is_empty():
+    held, mirror = store(), Mirror()
+    held.add(frame(0, pose()))
+    mirror.take(held)
+    assert mirror.points
+    mirror.take(store())
+    assert not mirror.points
+    assert not len(mirror.last.path.poses)
+
+
+def test_large_maps_come_in_pieces_nearest_first(monkeypatch):
+    held, mirror = store(), Mirror()
+    for i in range(60):
+        held.add(frame(i, pose(0.3 * i), seed=i))
+    monkeypatch.setattr(map_reader, "MAX_POINTS_AT_ONCE", 100)
+    order = []
+    while not order or not mirror.last.complete:
+        mirror.take(held, camera=(18.0, 0.0, 0.0))
+        order += list(mirror.last.points)
+        assert len(order) < 20
+    assert order == sorted(held.submaps, reverse=True)
+    assert_equal(mirror, held)
+
+
+def test_the_number_of_points_is_bounded_and_the_nearest_are_whole():
+    held, mirror = store(), Mirror(most=4500)
+    for i in range(60):
+        held.add(frame(i, pose(0.3 * i), seed=i))
+        mirror.take(held, camera=(0.3 * i, 0.0, 0.0))
+    assert len(held) > 5000
+    assert sum(len(p.xyz) for p in mirror.points.values()) <= 4500
+    newest = max(mirror.points)
+    assert len(mirror.points[newest].xyz) == held.points.point_count(held.submaps[newest])
+
+
+def test_a_viewer_that_begins_again_gets_all():
+    held, mirror = store(), Mirror()
+    for i in range(20):
+        held.add(frame(i, pose(0.3 * i), seed=i))
+    mirror.take(held)
+    mirror.reader.forget()
+    mirror.points = {}
+    mirror.take(held)
+    assert_equal(mirror, held)
+
+
+def test_loops_connect_the_submaps_that_are_shown():
+    held, mirror = store(), Mirror()
+    for i in range(40):
+        held.add(frame(i, pose(0.3 * i), seed=i))
+    unit, sigma = Similarity(1.0, np.eye(3), np.zeros(3)), np.full(3, 0.1)
+    held.table.edges += [
+        Edge(0, 1, unit, sigma), Edge(0, 2, unit, sigma, loop=True),
+        Edge(0, 99, unit, sigma, loop=True),
+    ]  # fmt: skip
+    mirror.take(held)
+    ends = [held.view.submap_poses[id].t for id in (0, 2)]
+    np.testing.assert_allclose(mirror.last.loops, [ends])
+
+
+@pytest.mark.slow
+def test_a_long_path_is_thinned_and_ends_at_the_newest_pose():
+    held, mirror = store(), Mirror()
+    for i in range(MAX_PATH * 2 + 7):
+        held.add(frame(i, pose(0.01 * i), keyframe=i % 500 == 0))
+    mirror.take(held)
+    rows = mirror.last.path.poses.rows
+    assert len(rows) < 1.1 * MAX_PATH
+    assert rows["stamp_ns"][-1] == held.newest_stamp_ns
+    assert rows["keyframe"].sum() >= 8

@@ -1,0 +1,185 @@
+"""The viewer's server: who may talk to it, and on which port it is."""
+
+import http.client
+import json
+import socket
+import time
+
+import numpy as np
+import pytest
+from support.scenes import frame, store
+
+pytest.importorskip("viser")
+
+from da3_ros.config import ViewerConfig
+from da3_ros.geometry.poses import T_ROS_MAP
+from da3_ros.viewer.feed import Offered, ViewerFeed
+from da3_ros.viewer.server import is_own_page
+
+pytestmark = pytest.mark.process
+OFFERED = Offered("a scene", ["map"], [""], (0.1, 10.0))
+
+
+def free_port():
+    with socket.socket() as trial:
+        trial.bind(("127.0.0.1", 0))
+        return trial.getsockname()[1]
+
+
+class Running:
+    """A feed with its process; a context manager."""
+
+    def __init__(self, port=None, offered=OFFERED, **config):
+        exact = config.pop("exact", False)
+        self.warnings = []
+        self.config = ViewerConfig(port=port or free_port(), **config)
+        self.feed = ViewerFeed(self.config, offered, self.warnings.append, exact=exact)
+
+    def __enter__(self):
+        self.until(lambda: self.feed.url or self.feed.failure)
+        return self
+
+    def __exit__(self, *_):
+        self.feed.close()
+
+    @staticmethod
+    def until(condition, patience_s=60.0):
+        end = time.monotonic() + patience_s
+        while not condition():
+            assert time.monotonic() < end, "waited too long"
+            time.sleep(0.02)
+
+    @property
+    def port(self):
+        return int(self.feed.url.rpartition(":")[2])
+
+    def get(self, **headers):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection.request("GET", "/", headers=headers)
+        response = connection.getresponse()
+        return response.status, response.read()
+
+
+def test_pages_of_other_sites_are_told_by_their_headers():
+    own = {"Host": "localhost:8080", "Origin": "http://localhost:8080"}
+    assert is_own_page(own, local=True)
+    assert is_own_page({"Host": "127.0.0.1:8080"}, local=True)
+    assert is_own_page({"Host": "[::1]:8080", "Origin": "http://[::1]:8080"}, local=True)
+    assert not is_own_page(own | {"Origin": "http://evil.example"}, local=True)
+    assert not is_own_page(own | {"Origin": "null"}, local=True)
+    rebound = {"Host": "evil.example:8080", "Origin": "http://evil.example:8080"}
+    assert not is_own_page(rebound, local=True)
+    assert is_own_page({"Host": "robot:80", "Origin": "http://robot:80"}, local=False)
+    assert not is_own_page({"Host": "robot:80", "Origin": "http://evil.example"}, local=False)
+
+
+def test_only_its_own_page_is_served_and_it_ends_with_its_feed():
+    with Running() as running:
+        assert running.get()[0] == 200
+        assert running.get(Origin="http://evil.example")[0] == 403
+        assert running.get(Host="evil.example")[0] == 403
+        port = running.port
+        with socket.socket() as other:
+            assert other.connect_ex(("127.0.0.1", port)) == 0
+    with socket.socket() as other:
+        assert other.connect_ex(("127.0.0.1", port)) != 0
+    assert not running.warnings
+
+
+def test_a_port_in_use_is_said_or_refused():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with Running(port) as running:
+            assert running.port != port
+            assert running.warnings == [
+                f"viewer.port is {port}: in use; the viewer is on {running.port}"
+            ]
+        with Running(port, exact=True) as refused:
+            assert not refused.feed.url
+            assert refused.feed.failure == f"port {port} is in use by another program"
+            assert refused.warnings == [f"there is no viewer: {refused.feed.failure}"]
+
+
+def test_an_address_that_is_not_of_this_machine_is_refused_in_a_line():
+    with Running(host="203.0.113.7") as running:
+        assert running.feed.failure.startswith("203.0.113.7: ")
+        assert "\n" not in running.feed.failure
+
+
+class Client:
+    """A page without a browser: speaks viser's protocol as far as counting needs it."""
+
+    def __init__(self, port):
+        import msgspec
+        import viser
+        from websockets.sync.client import connect
+
+        self.socket = connect(
+            f"ws://127.0.0.1:{port}", subprotocols=[f"viser-v{viser.__version__}"],
+            origin=f"http://127.0.0.1:{port}", max_size=None,
+        )  # fmt: skip
+        camera = {
+            "type": "ViewerCameraMessage", "wxyz": (1.0, 0.0, 0.0, 0.0),
+            "position": (3.0, 3.0, 3.0), "fov": 1.0, "near": 0.01, "far": 1000.0,
+            "image_height": 600, "image_width": 800, "look_at": (0.0, 0.0, 0.0),
+            "up_direction": (0.0, 0.0, 1.0),
+        }  # fmt: skip
+        self.socket.send(msgspec.msgpack.encode(camera))
+
+    def close(self):
+        self.socket.close()
+
+
+def test_nothing_is_read_while_nobody_looks_and_all_is_sent_to_who_comes():
+    held = store()
+    for i in range(20):
+        held.add(frame(i, np.eye(4), seed=i))
+    with Running() as running:
+        feed = running.feed
+        feed.take_map("map", held, T_ROS_MAP)
+        feed.take_state({"state": "active"})
+        time.sleep(0.3)
+        assert feed.sent_bytes == 0
+        client = Client(running.port)
+        running.until(lambda: feed.watched == 1)
+        feed.take_map("map", held, T_ROS_MAP)
+        running.until(lambda: feed.sent_bytes > 9 * len(held))
+        client.close()
+        running.until(lambda: feed.watched == 0)
+
+
+def test_a_viewer_that_ended_begins_again_and_gets_the_whole_map(monkeypatch):
+    monkeypatch.setattr("da3_ros.viewer.feed.FIRST_RESTART_S", 0.1)
+    held = store()
+    held.add(frame(0, np.eye(4)))
+    with Running() as running:
+        feed = running.feed
+        client = Client(running.port)
+        running.until(lambda: feed.watched)
+        feed.take_map("map", held, T_ROS_MAP)
+        running.until(lambda: feed.sent_bytes)
+        first, sent = feed._process, feed.sent_bytes
+        first._child.kill()
+        running.until(lambda: feed.url and feed._process is not first)
+        assert any("begins again" in text for text in running.warnings)
+        client = Client(running.port)
+        running.until(lambda: feed.watched)
+        feed.take_map("map", held, T_ROS_MAP)
+        running.until(lambda: feed.sent_bytes >= 1.9 * sent)
+        client.close()
+
+
+def test_commands_are_refused_unless_the_node_allows_them():
+    with Running() as running:
+        asked = []
+        running.feed.commands = lambda name, values: asked.append(name) or (True, "")
+        event = {"event": "command", "name": "reset", "values": {}}
+        running.feed._on_event(json.loads(json.dumps(event)))
+        time.sleep(0.2)
+        assert not asked
+    with Running(control=True) as running:
+        running.feed.commands = lambda name, values: asked.append(name) or (True, "")
+        running.feed._on_event(event)
+        running.until(lambda: asked == ["reset"])
