@@ -37,6 +37,7 @@ PARAMETERS = {
     "autostart": bool,
     "use_sim_time": bool,
 }
+VIEWER_PORT = 8080
 PRESETS = ["realtime", "quality", "low_memory", "budget_12gb", "jetson", "replay"]
 DEFAULTS = os.path.join(SHARE, "config", "da3.yaml")
 REMAPPINGS = {"image": "image_topic", "camera_info": "camera_info_topic"}
@@ -148,6 +149,12 @@ ARGUMENTS = [
         description="start RViz too",
     ),
     DeclareLaunchArgument(
+        "viewer",
+        default_value="false",
+        choices=SWITCH,
+        description="show images, map and state in a browser: http://localhost:8080",
+    ),
+    DeclareLaunchArgument(
         "python",
         default_value="",
         description="Python that runs the node, for example that of a virtual environment with "
@@ -169,6 +176,8 @@ def make_nodes(context):
         for name, kind in PARAMETERS.items()
         if values[name]
     }
+    if launch_helpers.is_on(values["viewer"]):
+        given["viewer.port"] = VIEWER_PORT
     nodes = [republish(values)] if values["republish"] else []
     nodes.append(da3_node(values, given))
     if launch_helpers.is_on(values["rviz"]):

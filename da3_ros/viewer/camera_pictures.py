@@ -14,7 +14,7 @@ from da3_ros.types import FloatImage, Image
 from da3_ros.viewer.page_texts import note
 from da3_ros.viewer.wire import ViewerMessage
 
-WIDTH = 480  # of the largest picture, pixels
+WIDTH = 420  # of the pictures, pixels
 SHOWN_PERCENT = (2, 98)  # of depths that the colours span where no range is given
 
 
@@ -31,17 +31,17 @@ class FramePictures:
 def pictures_of(message: ViewerMessage, *, tracks: bool) -> FramePictures:
     """Returns the pictures of a ``frame`` message. tracks: whether feature tracks are drawn."""
     arrays, values = message.arrays, message.values
-    image = _small(arrays["image"])
+    image = _sized(arrays["image"])
     if tracks and "track_position" in arrays:
         image = draw_history(
             image, TrackHistory(arrays["track_position"], arrays["track_error_px"])
         )
-    depth = _small_floats(arrays["depth"])
+    depth = _sized_floats(arrays["depth"])
     near, far = values["range"] or _range(depth)
     unit = "m" if values["metric"] else "scene units"
     return FramePictures(
         image, colorize_depth(depth, (near, far)),
-        colorize_confidence(_small_floats(arrays["confidence"])),
+        colorize_confidence(_sized_floats(arrays["confidence"])),
         _caption(message, f"{near:.2f} (red) to {far:.2f} (blue) {unit}"),
     )  # fmt: skip
 
@@ -65,18 +65,15 @@ def _range(depth: FloatImage) -> tuple[float, float]:
     return float(near), float(max(far, near * 1.01 + 1e-6))
 
 
-def _small(image: Image) -> Image:
+def _sized(image: Image) -> Image:
     factor = WIDTH / image.shape[1]
-    if factor >= 1:
-        return image
-    return np.asarray(cv2.resize(image, None, fx=factor, fy=factor, interpolation=cv2.INTER_AREA))
+    how = cv2.INTER_AREA if factor < 1 else cv2.INTER_LINEAR
+    return np.asarray(cv2.resize(image, None, fx=factor, fy=factor, interpolation=how), np.uint8)
 
 
-def _small_floats(values: FloatImage) -> FloatImage:
-    """Returns depth or confidence no larger than the picture; unknown stays unknown."""
+def _sized_floats(values: FloatImage) -> FloatImage:
+    """Returns depth or confidence at the picture's size; unknown stays unknown."""
     factor = WIDTH / values.shape[1]
-    if factor >= 1:
-        return values
     return np.asarray(
         cv2.resize(values, None, fx=factor, fy=factor, interpolation=cv2.INTER_NEAREST)
     )

@@ -131,8 +131,7 @@ class ViewerFeed:
         if self._renewed:
             self._renewed = False
             for one in self._scenes.values():
-                one.reader.forget()
-                one.due_s = 0.0
+                one.reader, one.due_s = MapReader(self._config.max_points), 0.0
         waits = held.update is not None
         if not self.watched or waits or (now < held.due_s and not at_once):
             return

@@ -19,7 +19,7 @@ from da3_ros.viewer.strides import chosen_strides
 
 MAX_PATH = 2000  # poses of the path that are shown
 MAX_KEYFRAMES = 200
-MAX_POINTS_AT_ONCE = 300_000  # of changed submaps in one update; the others follow in the next one
+MAX_POINTS_AT_ONCE = 100_000  # of changed submaps in one update; the others follow in the next one
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,10 +64,6 @@ class MapReader:
 
     most: int  # points that are shown
     _sent: dict[int, _Sent] = field(default_factory=dict)
-
-    def forget(self) -> None:
-        """The viewer has nothing: the next update has all."""
-        self._sent.clear()
 
     def update(self, store: SubmapStore, T_ros_map: Array, camera: Array) -> MapUpdate:
         """Returns the map as it is, with the points that changed, nearest to the camera first.

@@ -21,6 +21,7 @@ WORDS = {
         r"segment", "chain",
         (
             "drawing/scene_picture.py", "export/camera_frusta.py", "export/glb.py",  # lines
+            "viewer/page.py",  # of viser
             "keyframe_store/array_spill.py",  # of a file
         ),
     ),

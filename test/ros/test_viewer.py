@@ -1,4 +1,4 @@
-"""The viewer of a live node: what it shows is the map, and its commands go through the services."""
+"""The viewer of a live node: it gets the map, and its commands go through the services."""
 
 import urllib.error
 import urllib.request

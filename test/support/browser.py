@@ -113,17 +113,14 @@ class Browser:
 
     def _click(self, text, tag):
         found = (
-            f"[...document.querySelectorAll({tag!r})]"
-            f".find(e => e.innerText.trim() === {text!r})"
+            f"[...document.querySelectorAll({tag!r})].find(e => e.innerText.trim() === {text!r})"
         )
         wait_for(lambda: self.run(f"!!{found}"), f"{tag} {text}")
         self.run(f"{found}.scrollIntoView({{block: 'center'}})")
         box = f"(e => [e.x + e.width / 2, e.y + e.height / 2])({found}.getBoundingClientRect())"
         x, y = self.run(box)
         for kind in ("mousePressed", "mouseReleased"):  # some controls listen to these alone
-            self.call(
-                "Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1
-            )
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def picture(self, path=None):
         """Returns a screenshot, RGB [h, w, 3]; also writes it to a file."""

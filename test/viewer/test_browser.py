@@ -83,7 +83,11 @@ def test_pictures_state_and_legend_are_on_the_page_of_a_phone_too():
         running.until(lambda: running.feed.watched)
         running.feed.take_frame("map", tracked(10**9, np.eye(4)), T_ROS_MAP, lambda: None)
         running.feed.take_state({"state": "active", "dropped_busy": "3", "health": "<b>ok"})
-        wait_for(lambda: browser.run("document.images.length") is not None, "the page")
+        wait_for(lambda: "scene units" in browser.text(), "the frame")
+        tabs = "[...document.querySelectorAll('[role=tab]')].map(e => e.getBoundingClientRect())"
+        edges = browser.run(f"{tabs}.map(box => [box.left, box.right, box.bottom])")
+        assert len(edges) == 4
+        assert all(0 <= left < right <= 390 and bottom < 844 for left, right, bottom in edges)
         wide = browser.run("document.documentElement.scrollWidth - window.innerWidth")
         assert wide <= 0
         assert not browser.errors

@@ -40,7 +40,7 @@ def test_the_state_names_units_drops_and_what_is_unknown():
 
 
 def test_nothing_from_outside_becomes_part_of_the_page():
-    values = {name: EVIL for name in ROWS} | {EVIL: EVIL, f"dropped_{EVIL}": EVIL}
+    values = dict.fromkeys(ROWS, EVIL) | {EVIL: EVIL, f"dropped_{EVIL}": EVIL}
     found = Tags(state_table(values, EVIL) + note(EVIL))
     assert found.tags <= {"table", "tr", "td", "div", "details", "summary", "br"}
     assert sum(EVIL in data for data in found.data) == len(ROWS) + 2 + 2 + 2
@@ -84,7 +84,7 @@ def test_pictures_without_any_depth_and_large_ones():
     nothing = np.full((6, 8), np.nan, np.float32)
     assert not pictures_of(frame(nothing), tracks=True).depth.any()
     large = pictures_of(frame(np.ones((756, 1008), np.float32), tracks=True), tracks=True)
-    assert large.image.shape == large.depth.shape == (360, 480, 3)
+    assert large.image.shape == large.depth.shape == (315, 420, 3)
 
 
 def test_tracks_are_drawn_if_they_are_asked_for():
@@ -92,4 +92,4 @@ def test_tracks_are_drawn_if_they_are_asked_for():
     plain = pictures_of(frame(depth, tracks=True), tracks=False)
     drawn = pictures_of(frame(depth, tracks=True), tracks=True)
     assert (plain.image == 200).all()
-    assert (drawn.image[30, 40] != drawn.image[0, 0]).any()
+    assert (drawn.image[157, 210] != drawn.image[0, 0]).any()
