@@ -32,8 +32,6 @@ class LiveView:
 
     def show(self, name: str, scene_stream: SceneStream, frame: TrackedFrame) -> None:
         """Shows a delivered frame, and the map after it."""
-        if not self.feed.watched:
-            return
         pipeline = scene_stream.pipeline
 
         def tracks() -> TrackHistory | None:
@@ -44,11 +42,14 @@ class LiveView:
         self.feed.take_frame(name, frame, pipeline.scene_map.T_ros_map, tracks)
         self.show_map(name, scene_stream)
 
-    def show_map(self, name: str, scene_stream: SceneStream) -> None:
-        """Shows the map of a scene, if that is due."""
+    def show_map(self, name: str, scene_stream: SceneStream, *, begins: bool = False) -> None:
+        """Shows the map of a scene, if that is due. begins: it is another one."""
+        if begins:
+            self.feed.clear(name)
         if self.feed.watched:
             pipeline = scene_stream.pipeline
-            self.feed.take_map(name, pipeline.map, pipeline.scene_map.T_ros_map)
+            T_ros_map = pipeline.scene_map.T_ros_map
+            self.feed.take_map(name, pipeline.map, T_ros_map, at_once=begins)
 
 
 def _controls(config: NodeConfig) -> dict[str, object]:

@@ -180,6 +180,7 @@ class Stream:
         self._forget_next()
         for scene_stream in self.scene_streams.values():
             scene_stream.reset()
+        self._show_maps(begin=True)
 
     def reconfigure(self, config: PipelineConfig, *, budget: bool = True) -> None:
         """Apply parameters that may change while the node is configured.
@@ -229,7 +230,9 @@ class Stream:
         for name, snapshot in saved.items():
             self.scene_streams[name].pipeline.check_unit(snapshot)
         self._forget_next()
-        return self._resume(saved)
+        text = self._resume(saved)
+        self._show_maps(begin=True)
+        return text
 
     def look_near(self, map_frame: str, x: float, y: float, sigma: float) -> str:
         """Look for the camera near a location in the map first, for a while; returns what was
@@ -290,19 +293,13 @@ class Stream:
         """Publish what shows the maps to its subscribers."""
         for scene_stream in self.scene_streams.values():
             scene_stream.publish_map()
-        self.show_maps()
+        self._show_maps()
 
     def refresh_map(self) -> None:
         """Publish what shows the maps, of those that have changed."""
         for scene_stream in self.scene_streams.values():
             scene_stream.refresh_map()
-        self.show_maps()
-
-    def show_maps(self) -> None:
-        """Show the maps in the viewer, if that is due."""
-        if self.view is not None:
-            for name, scene_stream in self.scene_streams.items():
-                self.view.show_map(name, scene_stream)
+        self._show_maps()
 
     def close(self) -> None:
         """End the viewer."""
@@ -312,6 +309,12 @@ class Stream:
     def latency(self) -> tuple[float, float]:
         """Median and 95th percentile of stamp to publication, seconds; NaN before the first."""
         return median_and_p95(list(self.latencies))
+
+    def _show_maps(self, *, begin: bool = False) -> None:
+        """Show the maps in the viewer, if that is due. begin: they are others."""
+        if self.view is not None:
+            for name, scene_stream in self.scene_streams.items():
+                self.view.show_map(name, scene_stream, begins=begin)
 
     def _forget_next(self) -> None:
         """Discard frames that were taken from the queues and not yet processed."""

@@ -69,9 +69,9 @@ class _Scene:
 
     reader: MapReader
     update: MapUpdate | None = None  # waits
-    frames: dict[str, ViewerMessage] = field(
-        default_factory=dict
-    )  # the newest one of each camera waits
+    frames: dict[str, ViewerMessage] = field(default_factory=dict)  # one of each camera waits
+    # The newest one of each camera, with the map's pose: for pages that are opened later.
+    last: dict[str, tuple[TrackedFrame, Array]] = field(default_factory=dict)
     due_s: float = 0.0  # of the next update
     frame_due_s: dict[str, float] = field(default_factory=dict)
 
@@ -115,13 +115,11 @@ class ViewerFeed:
     ) -> None:  # fmt: skip
         """Shows a processed frame, if it is due. tracks: returns the feature tracks it sees."""
         held, now = self._scenes[scene], time.monotonic()
+        held.last[frame.camera] = frame, T_ros_map
         if not self.watched or now < held.frame_due_s.get(frame.camera, 0.0):
             return
         held.frame_due_s[frame.camera] = now + FRAME_PERIOD_S
-        message = frame_message(scene, frame, T_ros_map, tracks(), self._offered.range_m)
-        with self._condition:
-            held.frames[frame.camera] = message
-            self._condition.notify()
+        self._send_frame(scene, frame, T_ros_map, tracks())
 
     def take_map(
         self, scene: str, store: SubmapStore, T_ros_map: Array, *, at_once: bool = False
@@ -132,6 +130,10 @@ class ViewerFeed:
             self._renewed = False
             for one in self._scenes.values():
                 one.reader, one.due_s = MapReader(self._config.max_points), 0.0
+        if self.watched and not held.frame_due_s:  # a page was opened
+            for frame, T in list(held.last.values()):
+                held.frame_due_s[frame.camera] = now
+                self._send_frame(scene, frame, T, None)
         waits = held.update is not None
         if not self.watched or waits or (now < held.due_s and not at_once):
             return
@@ -140,6 +142,10 @@ class ViewerFeed:
         with self._condition:
             held.update = update
             self._condition.notify()
+
+    def clear(self, scene: str) -> None:
+        """Forgets the newest frames of a scene that begins anew."""
+        self._scenes[scene].last.clear()
 
     def take_state(self, values: Mapping[str, Any]) -> None:
         """Shows the state: texts by name."""
@@ -216,6 +222,14 @@ class ViewerFeed:
                 waiting = self._taken()
             for message in waiting:
                 self.sent_bytes += self._process.send(message())
+
+    def _send_frame(
+        self, scene: str, frame: TrackedFrame, T_ros_map: Array, tracks: TrackHistory | None
+    ) -> None:
+        message = frame_message(scene, frame, T_ros_map, tracks, self._offered.range_m)
+        with self._condition:
+            self._scenes[scene].frames[frame.camera] = message
+            self._condition.notify()
 
     def _is_waiting(self) -> bool:
         scenes = self._scenes.values()

@@ -30,7 +30,7 @@ FRUSTUM, CAMERA, AXES = 0.02, 0.05, 0.08
 GROWN = 1.3  # growth of the scene after which viewers who have not moved look at it anew
 POINT = 0.8  # size of a point over the distance to the next one
 LINE_PX = 2.0
-EMPTY = np.zeros((4, 6, 3), np.uint8)  # before the first picture
+EMPTY = np.full((315, 420, 3), 230, np.uint8)  # before the first picture
 
 
 class SubmapNode:

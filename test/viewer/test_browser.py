@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from support.browser import CHROMIUM, Browser, wait_for
 from support.scenes import frame, store
-from viewer.test_server import OFFERED, Running
+from viewer.test_server import OFFERED, Running, tracked
 
 from da3_ros.geometry.poses import T_ROS_MAP
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.graph_solution import Correction
-from da3_ros.types import Scale, TrackedFrame, WindowReport
 from da3_ros.viewer.encode import frame_message
 from da3_ros.viewer.feed import Offered
 
@@ -28,19 +27,6 @@ def drawn(browser):
     picture = browser.picture()[:, : -PANEL or None]
     picture = picture[220:]  # below what the browser says about software rendering
     return (np.abs(picture.astype(int) - 255) > 12).any(axis=2)
-
-
-def tracked(stamp_ns, T, camera=""):
-    """A processed frame with a red picture."""
-    image = np.zeros((48, 64, 3), np.uint8)
-    image[..., 0] = 220
-    K = np.array([[60.0, 0, 32], [0, 60, 24], [0, 0, 1]])
-    report = WindowReport(0, stamp_ns, (0,), 1, True, 0.0, 1.0, 1.0)
-    depth = np.linspace(1, 3, 48 * 64, dtype=np.float32).reshape(48, 64)
-    return TrackedFrame(
-        0, stamp_ns, "camera", camera, image, depth, np.full_like(depth, 2.0), K, T, True,
-        Scale(), report,
-    )  # fmt: skip
 
 
 def show(running, held):
@@ -85,9 +71,8 @@ def test_pictures_state_and_legend_are_on_the_page_of_a_phone_too():
         running.feed.take_state({"state": "active", "dropped_busy": "3", "health": "<b>ok"})
         wait_for(lambda: "scene units" in browser.text(), "the frame")
         tabs = "[...document.querySelectorAll('[role=tab]')].map(e => e.getBoundingClientRect())"
-        edges = browser.run(f"{tabs}.map(box => [box.left, box.right, box.bottom])")
-        assert len(edges) == 4
-        assert all(0 <= left < right <= 390 and bottom < 844 for left, right, bottom in edges)
+        inside = "0 <= box.left && box.left < box.right && box.right <= 390 && box.bottom < 844"
+        wait_for(lambda: browser.run(f"{tabs}.filter(box => {inside}).length === 4"), "the tabs")
         wide = browser.run("document.documentElement.scrollWidth - window.innerWidth")
         assert wide <= 0
         assert not browser.errors

@@ -13,6 +13,7 @@ pytest.importorskip("viser")
 
 from da3_ros.config import ViewerConfig
 from da3_ros.geometry.poses import T_ROS_MAP
+from da3_ros.types import Scale, TrackedFrame, WindowReport
 from da3_ros.viewer.feed import Offered, ViewerFeed
 from da3_ros.viewer.server import is_own_page
 
@@ -24,6 +25,19 @@ def free_port():
     with socket.socket() as trial:
         trial.bind(("127.0.0.1", 0))
         return trial.getsockname()[1]
+
+
+def tracked(stamp_ns, T, camera=""):
+    """A processed frame with a red picture."""
+    image = np.zeros((48, 64, 3), np.uint8)
+    image[..., 0] = 220
+    K = np.array([[60.0, 0, 32], [0, 60, 24], [0, 0, 1]])
+    report = WindowReport(0, stamp_ns, (0,), 1, True, 0.0, 1.0, 1.0)
+    depth = np.linspace(1, 3, 48 * 64, dtype=np.float32).reshape(48, 64)
+    return TrackedFrame(
+        0, stamp_ns, "camera", camera, image, depth, np.full_like(depth, 2.0), K, T, True,
+        Scale(), report,
+    )  # fmt: skip
 
 
 class Running:
@@ -148,6 +162,23 @@ def test_nothing_is_read_while_nobody_looks_and_all_is_sent_to_who_comes():
         running.until(lambda: feed.sent_bytes > 9 * len(held))
         client.close()
         running.until(lambda: feed.watched == 0)
+
+
+def test_a_page_that_is_opened_later_gets_the_newest_frame_of_each_camera():
+    offered = Offered("a scene", ["map"], ["left", "right"], (0.1, 10.0))
+    with Running(offered=offered) as running:
+        feed = running.feed
+        for n, camera in enumerate(["left", "right", "left"]):
+            feed.take_frame("map", tracked(n, np.eye(4), camera), T_ROS_MAP, lambda: None)
+        client = Client(running.port)
+        running.until(lambda: feed.watched)
+        feed.take_map("map", store(), T_ROS_MAP)
+        running.until(lambda: feed.sent_bytes > 2 * 48 * 64 * 11)
+        sent = feed.sent_bytes
+        feed.take_map("map", store(), T_ROS_MAP, at_once=True)
+        running.until(lambda: feed.sent_bytes > sent)
+        assert feed.sent_bytes - sent < 48 * 64 * 11, "the same frames were sent again"
+        client.close()
 
 
 def test_a_viewer_that_ended_begins_again_and_gets_the_whole_map(monkeypatch):
