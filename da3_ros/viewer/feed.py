@@ -25,6 +25,7 @@ from da3_ros.types import Array, TrackedFrame
 from da3_ros.viewer.encode import frame_message, map_message
 from da3_ros.viewer.map_reader import MapReader, MapUpdate
 from da3_ros.viewer.process import ViewerProcess
+from da3_ros.viewer.server import LOCAL
 from da3_ros.viewer.wire import ViewerMessage
 
 log = logging.getLogger(__name__)
@@ -281,6 +282,11 @@ class ViewerFeed:
         self.url = f"http://{'localhost' if host == '127.0.0.1' else host}:{port}"
         if port != self._config.port:
             self._warn(f"viewer.port is {self._config.port}: in use; the viewer is on {port}")
+        if host not in LOCAL:
+            self._warn(
+                f"viewer.host is {host}: everyone in the network sees the images and the map, "
+                f"{'and may change the node, ' if self._config.control else ''}without a password"
+            )
         log.info("viewer: %s", self.url)
 
     def _fail(self, text: str) -> None:

@@ -116,6 +116,18 @@ def test_a_port_in_use_is_said_or_refused():
             assert refused.warnings == [f"there is no viewer: {refused.feed.failure}"]
 
 
+def test_an_address_for_the_network_is_warned_of():
+    for control, more in ((False, ""), (True, "and may change the node, ")):
+        with Running(host="0.0.0.0", control=control) as running:
+            assert running.get()[0] == 200
+            assert running.get(Host="robot.local", Origin="http://evil.example")[0] == 403
+            [text] = running.warnings
+            assert text == (
+                "viewer.host is 0.0.0.0: everyone in the network sees the images and the map, "
+                f"{more}without a password"
+            )
+
+
 def test_an_address_that_is_not_of_this_machine_is_refused_in_a_line():
     with Running(host="203.0.113.7") as running:
         assert running.feed.failure.startswith("203.0.113.7: ")
