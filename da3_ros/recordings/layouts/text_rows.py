@@ -1,0 +1,122 @@
+"""Rows of the text files of data sets: stamps, poses, and what is wrong with a row."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+
+import numpy as np
+
+from da3_ros.geometry.poses import matrix_from_quaternion, nearest_rotation
+from da3_ros.recordings.base import RecordingError
+from da3_ros.types import Array
+
+log = logging.getLogger(__name__)
+
+LATEST_S = 2**63 // 10**9  # what int64 nanoseconds can hold
+ROUNDING = 0.02  # of a rotation that was written with few digits, per element of R R^T
+
+Row = tuple[int, str]  # number of the line, and its text
+
+
+def rows(path: Path, *, blank: bool = False) -> Iterator[Row]:
+    """Yields the lines of a text file without comments (#), and without empty ones unless
+    ``blank``. Raises RecordingError."""
+    try:
+        with path.open(encoding="utf-8-sig", errors="replace") as file:
+            for number, line in enumerate(file, 1):
+                text = line.strip()
+                if not text.startswith("#") and (text or blank):
+                    yield number, text
+    except OSError as error:
+        raise RecordingError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def cells(text: str) -> list[str]:
+    """Returns the cells of a row, which commas or white space divide."""
+    return re.split(r"\s*,\s*|\s+", text)
+
+
+def seconds_to_ns(text: str) -> int:
+    """Returns a decimal number of seconds in nanoseconds, exact. Raises ValueError."""
+    try:
+        seconds = Decimal(text)
+    except InvalidOperation as error:
+        raise ValueError(f"{text!r} is not a number") from error
+    if not seconds.is_finite() or not 0 <= seconds < LATEST_S:
+        raise ValueError(f"{text} s is not a time")
+    return int((seconds * 1_000_000_000).to_integral_value())
+
+
+def to_ns(text: str) -> int:
+    """Returns an integer number of nanoseconds. Raises ValueError."""
+    if not re.fullmatch(r"\d{1,19}", text) or int(text) >= LATEST_S * 10**9:
+        raise ValueError(f"{text!r} is not a time in ns")
+    return int(text)
+
+
+def numbers(texts: Sequence[str], count: int) -> list[float]:
+    """Returns the first ``count`` cells as finite numbers. Raises ValueError."""
+    values = [float(text) for text in texts[:count]]
+    if len(values) < count:
+        raise ValueError(f"{len(values)} numbers, {count} are needed")
+    if not all(map(math.isfinite, values)):
+        raise ValueError("a number is not finite")
+    return values
+
+
+def pose_of(position: Sequence[float], quaternion: Sequence[float]) -> Array:
+    """Returns the pose [4, 4] of a position (x, y, z) and a quaternion (x, y, z, w) of any length
+    but zero. Raises ValueError."""
+    if not any(quaternion):
+        raise ValueError("the quaternion is zero")
+    T = np.eye(4)
+    T[:3, :3], T[:3, 3] = matrix_from_quaternion(np.array(quaternion)), position
+    return T
+
+
+def pose_of_matrix(values: Sequence[float]) -> Array:
+    """Returns the pose [4, 4] whose rows are in ``values`` (12 or 16), the rotation made exact.
+
+    Raises ValueError for what is not a rigid transform.
+    """
+    T = np.eye(4)
+    T[:3] = np.reshape(values[:12], (3, 4))
+    R = T[:3, :3]
+    if np.abs(R @ R.T - np.eye(3)).max() > ROUNDING or np.linalg.det(R) < 0:
+        raise ValueError("its rotation is none")
+    T[:3, :3] = nearest_rotation(R)
+    return T
+
+
+def read_poses(
+    path: Path, lines: Iterable[Row], read: Callable[[Row], tuple[int, Array]]
+) -> Iterator[tuple[int, Array]]:
+    """Yields what ``read`` makes of lines of ``path``: stamp in ns and pose [4, 4].
+
+    Lines for which it raises ValueError are left out with one warning.
+    """
+    bad: list[str] = []
+    for line in lines:
+        try:
+            yield read(line)
+        except (ValueError, IndexError) as error:
+            bad.append(f"line {line[0]}: {error}")
+    if bad:
+        log.warning("%s: %d lines without a pose are left out (%s)", path.name, len(bad), bad[0])
+
+
+def tum_poses(path: Path) -> Iterator[tuple[int, Array]]:
+    """Yields the poses of a file with lines of ``stamp tx ty tz qx qy qz qw`` (s, m), as the TUM
+    RGB-D benchmark has them. Raises RecordingError."""
+
+    def read(line: Row) -> tuple[int, Array]:
+        stamp, *rest = cells(line[1])
+        values = numbers(rest, 7)
+        return seconds_to_ns(stamp), pose_of(values[:3], values[3:])
+
+    return read_poses(path, rows(path), read)
