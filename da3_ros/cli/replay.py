@@ -35,8 +35,10 @@ def add_replay(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     replay.add_argument(
-        "input", type=Path, help="ROS 2 bag folder, .mcap, .db3, video file or folder of images"
-    )
+        "input", type=Path,
+        help="ROS 2 bag folder, .mcap, .db3, video file, folder of images, or of a data set: TUM "
+        "RGB-D, EuRoC, KITTI, 7-Scenes, ScanNet, COLMAP",
+    )  # fmt: skip
     replay.add_argument("--output", type=Path, required=True, help="folder for the results")
     add_parameters(replay)
     add_selection(replay)
@@ -52,8 +54,8 @@ def add_selection(command: argparse.ArgumentParser) -> None:
     """Add the options that say what of a recording is processed, and how."""
     command.add_argument(
         "--camera", action="append", default=[], metavar="TOPIC",
-        help="image topic, if the recording has several; with parameter `cameras`: NAME:=TOPIC "
-        "for each camera whose topic is not below /NAME",
+        help="image topic, or camera of a data set, if the recording has several; with parameter "
+        "`cameras`: NAME:=TOPIC for each camera whose topic is not below /NAME",
     )  # fmt: skip
     command.add_argument(
         "--odometry", help="topic of the robot's own poses, if the recording has several"
@@ -65,7 +67,9 @@ def add_selection(command: argparse.ArgumentParser) -> None:
     command.add_argument("--start", type=float, help="skip this many seconds at the beginning")
     command.add_argument("--end", type=float, help="stop this many seconds after the beginning")
     command.add_argument("--every", type=int, default=1, help="use every n-th frame")
-    command.add_argument("--rate", type=float, default=10.0, help="frames/s of an image folder")
+    command.add_argument(
+        "--rate", type=float, default=10.0, help="frames/s of images without times"
+    )
     command.add_argument(
         "--plan", type=Path, metavar="FILE",
         help="use exactly the plan in an earlier replay's report.json, whatever memory is free",

@@ -232,13 +232,15 @@ def decode_compressed(message: Any, max_pixels: int = MAX_PIXELS) -> Image:
     return _to_rgb8(pixels, cv2.COLOR_BGR2RGB if channels == 3 else cv2.COLOR_BGRA2RGB)
 
 
-def decode_file(data: bytes, max_pixels: int = MAX_PIXELS) -> Image:
-    """RGB uint8 [H, W, 3] of an image file's bytes (OpenCV's formats), upright by its EXIF data.
+def decode_file(data: bytes, max_pixels: int = MAX_PIXELS, *, upright: bool = True) -> Image:
+    """RGB uint8 [H, W, 3] of an image file's bytes (OpenCV's formats).
 
-    Raises ImageError.
+    upright: whether it is turned by its EXIF data; else it is as it was stored, and as a K of its
+    pixels has it. Raises ImageError.
     """
-    buffer = np.frombuffer(data, np.uint8)
-    return _to_rgb8(_decode_encoded(buffer, max_pixels, cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB)
+    flags = cv2.IMREAD_COLOR | (0 if upright else cv2.IMREAD_IGNORE_ORIENTATION)
+    pixels = _decode_encoded(np.frombuffer(data, np.uint8), max_pixels, flags)
+    return _to_rgb8(pixels, cv2.COLOR_BGR2RGB)
 
 
 def encoded_size(data: NDArray[np.uint8] | bytes) -> tuple[int, int]:

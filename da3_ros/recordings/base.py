@@ -25,6 +25,17 @@ class RecordingError(RuntimeError):
     """A recording cannot be used; the text is one line with the reason and a remedy."""
 
 
+def check_rate(rate_hz: float) -> None:
+    """Raises RecordingError for a frame rate that cannot be."""
+    if not 0 < rate_hz <= 10_000:
+        raise RecordingError(f"rate is {rate_hz:g} Hz: must be above 0 and at most 10000")
+
+
+def stamp_of(index: int, rate_hz: float) -> int:
+    """Returns the stamp in ns of an image without a time, by its number from 0 on."""
+    return FIRST_STAMP_NS + round(index * 1e9 / rate_hz)
+
+
 @dataclass(frozen=True)
 class FrameSelection:
     """Selects frames by time in seconds after the first image, and every n-th of those."""

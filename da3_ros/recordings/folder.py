@@ -13,7 +13,7 @@ import numpy as np
 import yaml
 
 from da3_ros.messages.decode import MAX_PIXELS, ImageError, decode_file
-from da3_ros.recordings.base import FIRST_STAMP_NS, FrameSelection, Recording, RecordingError
+from da3_ros.recordings.base import FrameSelection, Recording, RecordingError, stamp_of
 from da3_ros.types import Calibration, Frame
 
 log = logging.getLogger(__name__)
@@ -37,8 +37,6 @@ class FolderRecording(Recording):
         calibration: Calibration | None = None, rectified: bool = False,
         max_pixels: int = MAX_PIXELS,
     ) -> None:  # fmt: skip
-        if not 0 < rate_hz <= 10_000:
-            raise RecordingError(f"rate is {rate_hz:g} Hz: must be above 0 and at most 10000")
         self.path = path
         self.camera = path.name
         self.counters, self.bad_images = {"bad_images": 0}, []
@@ -83,12 +81,14 @@ class FolderRecording(Recording):
 def image_files(folder: Path) -> list[Path]:
     """Image files of a folder in natural order."""
     files = (p for p in folder.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file())
-    return sorted((p for p in files if not p.name.startswith(".")), key=_natural)
+    named = (p for p in files if not p.name.startswith("."))
+    return sorted(named, key=lambda path: natural_order(path.name))
 
 
-def _natural(path: Path) -> list[tuple[int, int | str]]:
-    parts = re.split(r"(\d+)", path.name)
-    return [(0, int(p)) if p.isdigit() else (1, p.lower()) for p in parts if p] + [(2, path.name)]
+def natural_order(name: str) -> list[tuple[int, int | str]]:
+    """Returns the key by which names are sorted in natural order (2 before 10)."""
+    parts = re.split(r"(\d+)", name)
+    return [(0, int(p)) if p.isdigit() else (1, p.lower()) for p in parts if p] + [(2, name)]
 
 
 def stamps_of(stems: Sequence[str], rate_hz: float) -> list[int]:
@@ -97,7 +97,7 @@ def stamps_of(stems: Sequence[str], rate_hz: float) -> list[int]:
     known = [t for t in own if t is not None]
     if len(known) == len(stems) and len(set(known)) == len(known):
         return known
-    return [FIRST_STAMP_NS + round(i * 1e9 / rate_hz) for i in range(len(stems))]
+    return [stamp_of(i, rate_hz) for i in range(len(stems))]
 
 
 def _time_of(stem: str) -> int | None:

@@ -8,8 +8,10 @@ from pathlib import Path
 from da3_ros.messages.decode import MAX_PIXELS
 from da3_ros.recordings import bag_files
 from da3_ros.recordings.bag import BagRecording
-from da3_ros.recordings.base import FrameSelection, Recording, RecordingError
+from da3_ros.recordings.base import FrameSelection, Recording, RecordingError, check_rate
+from da3_ros.recordings.data_set import DataSetRecording
 from da3_ros.recordings.folder import FolderRecording, image_files
+from da3_ros.recordings.layouts import LAYOUTS, find_data_set
 from da3_ros.recordings.video import VIDEO_SUFFIXES, VideoRecording
 from da3_ros.types import Calibration
 
@@ -28,18 +30,20 @@ def open_recording(
     camera_info_timeout_s: float = 2.0,
     max_pixels: int = MAX_PIXELS,
 ) -> Recording:
-    """Open a ROS 2 bag (folder, .mcap, .db3, also with .zstd), a video file or an image folder.
+    """Open a ROS 2 bag (folder, .mcap, .db3, also with .zstd), a data set (``layouts``), a video
+    file or an image folder. A folder that could be several of these is the first of them.
 
-    ``camera``: an image topic or its namespace (bags only). ``cameras``: replaces ``camera`` for
-    several cameras; maps the name that the frames get to a topic or namespace. ``start_s`` and
-    ``end_s`` count from the first image; ``every`` selects each n-th frame of that span.
-    ``rate_hz``: frame rate of an image folder whose file names are not times. ``calibration``
+    ``camera``: an image topic or its namespace, or the name of a data set's camera. ``cameras``:
+    replaces ``camera`` for several cameras; maps the name that the frames get to what would be
+    ``camera``. ``start_s`` and ``end_s`` count from the first image; ``every`` selects each n-th
+    frame of that span. ``rate_hz``: frame rate of images without times. ``calibration``
     (pixel centres at integers, as in CameraInfo) replaces the recording's own.
     ``input_rectified``: auto, true or false; auto decides by the topic's name.
     ``camera_info_timeout_s``: longest wait of an image for its camera_info, in recorded time.
     Raises RecordingError.
     """
     selection = FrameSelection(start_s, end_s, every)
+    check_rate(rate_hz)
     try:
         path = Path(path).expanduser()
         exists = path.exists()
@@ -52,6 +56,12 @@ def open_recording(
             path, camera, selection, cameras=cameras, calibration=calibration,
             input_rectified=input_rectified, camera_info_timeout_s=camera_info_timeout_s,
             max_pixels=max_pixels,
+        )  # fmt: skip
+    if (data_set := find_data_set(path)) is not None:
+        layout, folder = data_set
+        return DataSetRecording(
+            folder, layout, selection, camera, cameras=cameras, rate_hz=rate_hz,
+            calibration=calibration, input_rectified=input_rectified, max_pixels=max_pixels,
         )  # fmt: skip
     if cameras:
         raise RecordingError(f"{path.name} is not a bag and has one camera: omit `cameras`")
@@ -66,7 +76,10 @@ def open_recording(
 
 
 def _unsupported_text(path: Path) -> str:
-    kinds = "a ROS 2 bag folder, .mcap, .db3, a video file or a folder of images"
+    kinds = (
+        "a ROS 2 bag folder, .mcap, .db3, a video file, a folder of images or a data set "
+        f"({', '.join(layout.title for layout in LAYOUTS.values())})"
+    )
     if path.suffix == ".bag":
         return f"{path.name} is a ROS 1 bag: convert it with rosbags-convert --src {path.name}"
     if path.is_dir():

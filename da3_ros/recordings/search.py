@@ -10,6 +10,7 @@ from pathlib import Path
 
 from da3_ros.recordings.bag_files import COMPRESSED, is_storage
 from da3_ros.recordings.folder import IMAGE_SUFFIXES, image_files
+from da3_ros.recordings.layouts import layout_of
 from da3_ros.recordings.video import VIDEO_SUFFIXES
 
 log = logging.getLogger(__name__)
@@ -18,9 +19,9 @@ FEWEST_IMAGES = 2  # of a folder of images: one picture beside other files is no
 
 
 def find_recordings(folder: Path, skip: Callable[[Path], bool]) -> Iterator[Path]:
-    """Yields bags, videos and folders of images below ``folder``, in order; a recording's own
-    folder is not searched, nor one that ``skip`` names. What cannot be read is left out with a
-    warning.
+    """Yields bags, videos, data sets and folders of images below ``folder``, in order; a
+    recording's own folder is not searched, nor one that ``skip`` names. What cannot be read is
+    left out with a warning.
     """
     return _found(folder, skip, set())
 
@@ -65,8 +66,8 @@ def _kind(path: Path) -> str:
 
 
 def is_recording(path: Path) -> bool:
-    """Whether a path is one bag, one video or one folder of images, rather than a folder of
-    recordings.
+    """Whether a path is one bag, one video, one data set or one folder of images, rather than a
+    folder of recordings.
 
     Bag files in a folder without metadata.yaml are a recording each, unless their names are those
     of one bag's parts: the folder's with a number.
@@ -80,6 +81,8 @@ def is_recording(path: Path) -> bool:
     if bags:
         part = re.compile(re.escape(name_of(path)) + r"_\d+")
         return all(part.fullmatch(name) for name in bags)
+    if layout_of(path) is not None:
+        return True
     if any(p.is_dir() or _is_single(p) for p in inner):
         return False
     return len(image_files(path)) >= FEWEST_IMAGES

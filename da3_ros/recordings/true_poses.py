@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from da3_ros.geometry.poses import interpolate
-from da3_ros.recordings.base import RecordingError
+from da3_ros.recordings.base import RecordingError, check_rate
 from da3_ros.recordings.layouts import find_data_set
 from da3_ros.recordings.layouts.layout import camera_of
 from da3_ros.recordings.layouts.text_rows import tum_poses
@@ -68,6 +68,7 @@ def read_true_poses(
     Poses that cannot be read are left out with a warning. Raises RecordingError, also if none is
     left.
     """
+    check_rate(rate_hz)
     path = Path(path).expanduser()
     if path.is_file():
         return _sorted(tum_poses(path), path, "`stamp tx ty tz qx qy qz qw` in each line")

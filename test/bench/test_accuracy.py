@@ -8,11 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from support import programs
-from support.sequence_writers import write_euroc, write_seven_scenes, write_tum
+from support.sequence_writers import write_euroc, write_scannet, write_seven_scenes, write_tum
 
 from da3_ros.cli import main
 from da3_ros.config import config_from_parameters
+from da3_ros.recordings import RecordingError
 from da3_ros.recordings.folder import CALIBRATION_FILE
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.truth import Noise, TruthSession
@@ -23,7 +25,10 @@ SIZE = (140, 112)
 CONFIG = config_from_parameters(
     {"process_res": 140, "window.size": 5, "map.voxel_m": 0.02, "refinement.enabled": False}
 )
-WRITERS = {"tum": write_tum, "7-scenes": write_seven_scenes, "euroc": write_euroc}
+WRITERS = {
+    "tum": write_tum, "7-scenes": write_seven_scenes, "euroc": write_euroc,
+    "scannet": write_scannet,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -50,25 +55,45 @@ def folder(request, walk, tmp_path):
 def session_for(sequence, frames, noise=None):
     """The truth, under the stamps that the sequence gives its images."""
     stamped = [
-        dataclasses.replace(frame, stamp_ns=item.stamp_ns)
-        for frame, item in zip(frames, sequence.items, strict=True)
+        dataclasses.replace(frame, stamp_ns=stamp_ns)
+        for frame, stamp_ns in zip(frames, sequence.images, strict=True)
     ]
     return TruthSession(stamped, noise=noise)
 
 
-def test_a_written_sequence_is_read_back(accuracy, folder, walk):
-    sequence = accuracy.open_sequence(folder)
-    _, frames = walk
-    assert len(sequence.items) == len(frames)
-    for item, frame in zip(sequence.items, frames, strict=True):
-        T = sequence.pose(item.stamp_ns)
-        np.testing.assert_allclose(T, frame.T_room_camera, atol=1e-6)
-        depth = sequence.depth(item)
+def test_true_depth_of_a_written_sequence_is_read_back(accuracy, folder, walk):
+    sequence = accuracy.Sequence.open(folder)
+    for stamp_ns, frame in zip(sequence.images, walk[1], strict=True):
+        depth = sequence.depth(stamp_ns)
         if folder.name == "euroc":
             assert depth is None
         else:
             np.testing.assert_allclose(depth, frame.depth, atol=6e-4)
-    np.testing.assert_allclose(sequence.calibration.K, walk[0].calibration.K)
+
+
+def test_true_depth_is_rectified_as_its_image_is(accuracy, tmp_path):
+    """The rendered room seen by a lens with distortion and by one without."""
+    bent, straight = (
+        SyntheticCamera(seed=3, size=SIZE, frames=1, D=D) for D in ([-0.3, 0.1, 0, 0, 0], [])
+    )
+    write_tum(tmp_path / "tum", bent, list(bent))
+    sequence = accuracy.Sequence.open(tmp_path / "tum")
+    write_distortion(tmp_path / "tum", bent.calibration)
+    rectified = accuracy.Sequence.open(tmp_path / "tum").depth(next(iter(sequence.images)))
+    true = next(iter(straight)).depth
+    error, untouched = (
+        np.nanmedian(np.abs(depth - true) / true)
+        for depth in (rectified, sequence.depth(next(iter(sequence.images))))
+    )
+    assert error < 0.005
+    assert untouched > 2 * error
+
+
+def write_distortion(folder, calibration):
+    """Adds D to camera_info.yaml."""
+    content = yaml.safe_load((folder / CALIBRATION_FILE).read_text())
+    content["distortion_coefficients"]["data"] = calibration.D.tolist()
+    (folder / CALIBRATION_FILE).write_text(yaml.safe_dump(content))
 
 
 @pytest.mark.long
@@ -82,14 +107,14 @@ def test_a_bag_with_truth_becomes_a_sequence(accuracy, tmp_path):
         "--depth", "/truth/depth/image",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    sequence = accuracy.open_sequence(folder)
+    sequence = accuracy.Sequence.open(folder)
     true = list(SyntheticCamera(3, SIZE, frames=4))
-    assert len(sequence.items) == 4
-    for item, frame in zip(sequence.items, true, strict=True):
+    assert len(sequence.images) == 4
+    start = np.linalg.inv(sequence.poses.at(next(iter(sequence.images))))
+    for stamp_ns, frame in zip(sequence.images, true, strict=True):
         inside = np.linalg.inv(true[0].T_room_camera) @ frame.T_room_camera
-        start = np.linalg.inv(sequence.pose(sequence.items[0].stamp_ns))
-        np.testing.assert_allclose(start @ sequence.pose(item.stamp_ns), inside, atol=1e-5)
-        np.testing.assert_allclose(sequence.depth(item), frame.depth, atol=6e-4)
+        np.testing.assert_allclose(start @ sequence.poses.at(stamp_ns), inside, atol=1e-5)
+        np.testing.assert_allclose(sequence.depth(stamp_ns), frame.depth, atol=6e-4)
 
 
 @pytest.mark.long
@@ -101,17 +126,18 @@ def test_the_kitchen_can_be_measured(accuracy, recordings, tmp_path):
         "--depth", "/camera/depth/image_raw",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    sequence = accuracy.open_sequence(tmp_path)
-    assert len(sequence.items) == 24
-    assert sequence.calibration.K[0, 0] == pytest.approx(525)
-    depth = sequence.depth(sequence.items[0])
+    sequence = accuracy.Sequence.open(tmp_path)
+    assert len(sequence.images) == 24
+    first, image = next(iter(sequence.images.items()))
+    assert image.calibration.K[0, 0] == pytest.approx(525)
+    depth = sequence.depth(first)
     assert depth.shape == (480, 640)
     assert 0.5 < np.nanmedian(depth) < 4
 
 
 @pytest.mark.slow
 def test_exact_windows_have_no_error_and_a_known_scale(accuracy, folder, walk):
-    sequence = accuracy.open_sequence(folder)
+    sequence = accuracy.Sequence.open(folder)
     session = session_for(sequence, walk[1])
     found = accuracy.measure(sequence, CONFIG, session=session)
     assert found.frames == len(walk[1])
@@ -134,19 +160,11 @@ def test_exact_windows_have_no_error_and_a_known_scale(accuracy, folder, walk):
 @pytest.mark.slow
 def test_noise_is_measured(accuracy, walk, tmp_path):
     write_tum(tmp_path / "tum", *walk)
-    sequence = accuracy.open_sequence(tmp_path / "tum")
+    sequence = accuracy.Sequence.open(tmp_path / "tum")
     noise = Noise(smooth=0.04, translation=0.01)
     found = accuracy.measure(sequence, CONFIG, session=session_for(sequence, walk[1], noise))
     assert found.abs_rel == pytest.approx(0.032, rel=0.3)  # mean size of normal errors
     assert 0.01 < found.ate_sim3_m < 0.1
-
-
-def test_poses_far_apart_or_past_the_end_are_not_invented(accuracy, walk, tmp_path):
-    write_tum(tmp_path / "tum", *walk)
-    sequence = accuracy.open_sequence(tmp_path / "tum")
-    first, second = sequence.stamps_ns[:2]
-    assert sequence.pose(int(first) - 1) is None
-    assert sequence.pose(int(first + second) // 2) is None  # 0.1 s apart
 
 
 @pytest.mark.process
@@ -169,17 +187,15 @@ def test_the_tool_prints_a_table_and_writes_json(walk, tmp_path):
     assert found["measured_abs_rel"] is None  # no pixel of random weights is measured
 
 
-def test_eth3d_brings_its_calibration(accuracy, walk, tmp_path):
-    write_tum(tmp_path / "table_3", *walk)
-    (tmp_path / "table_3" / CALIBRATION_FILE).unlink()
-    (tmp_path / "table_3" / "calibration.txt").write_text("# fx fy cx cy\n726.3 726.4 35.5 20.5\n")
-    K = accuracy.open_sequence(tmp_path / "table_3").calibration.K
-    np.testing.assert_allclose(K[[0, 1, 0, 1], [0, 1, 2, 2]], [726.3, 726.4, 35.5, 20.5])
-    (tmp_path / "table_3" / "calibration.txt").write_text("pinhole 1 2\n")
-    with pytest.raises(accuracy.FormatError, match="fx fy cx cy"):
-        accuracy.open_sequence(tmp_path / "table_3")
+def test_a_folder_of_unknown_layout_is_named_with_known_layouts(accuracy, tmp_path):
+    with pytest.raises(RecordingError, match=r"EuRoC \(ASL\), KITTI"):
+        accuracy.Sequence.open(tmp_path)
 
 
-def test_a_folder_of_unknown_format_is_named_with_known_formats(accuracy, tmp_path):
-    with pytest.raises(accuracy.FormatError, match="EuRoC"):
-        accuracy.open_sequence(tmp_path)
+def test_a_sequence_without_enough_true_poses_is_refused(accuracy, walk, tmp_path):
+    write_tum(tmp_path / "tum", *walk)
+    file = tmp_path / "tum" / "groundtruth.txt"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:3]))
+    sequence = accuracy.Sequence.open(tmp_path / "tum")
+    with pytest.raises(accuracy.TruthError, match="2 frames have a true pose"):
+        accuracy.measure(sequence, CONFIG, session=session_for(sequence, walk[1]))

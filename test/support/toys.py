@@ -1,5 +1,5 @@
-"""Newcomers from outside the package: a camera model, a format, a backend, a topic and a source of
-metres."""
+"""Newcomers from outside the package: a camera model, a format, a backend, a topic, a source of
+metres and a layout of data sets."""
 
 from typing import Any
 
@@ -11,6 +11,9 @@ from da3_ros.backends.interface import Backend, OneBackend, Opening, Runtime
 from da3_ros.export.formats import FORMATS, SceneFormat
 from da3_ros.messages.outputs import FRAME_TOPICS, FrameTopic
 from da3_ros.network.model import Output
+from da3_ros.recordings.layouts import LAYOUTS
+from da3_ros.recordings.layouts.layout import ImageList, Layout, ListedImage
+from da3_ros.recordings.layouts.text_rows import seconds_to_ns
 from da3_ros.scale_sources import SCALE_SOURCES
 from da3_ros.scale_sources.interface import ScaleSource
 from da3_ros.sensors.camera_models import CAMERA_MODELS, CameraModel
@@ -75,6 +78,31 @@ class Spacing(ScaleSource):
         return ScaleMeasurement(0.3 / float(np.median(lengths)), 0.02) if len(lengths) else None
 
 
+class Diary(Layout):
+    """Lines of ``seconds file x y z`` in diary.txt; the camera never turns."""
+
+    title, marks = "diary", "diary.txt"
+
+    def matches(self, folder):
+        return (folder / "diary.txt").is_file()
+
+    def cameras(self, folder):
+        return ["eye"]
+
+    def _rows(self, folder):
+        return [line.split() for line in (folder / "diary.txt").read_text().splitlines()]
+
+    def images(self, folder, camera, rate_hz):
+        found = [ListedImage(seconds_to_ns(s), folder / f) for s, f, *_ in self._rows(folder)]
+        return ImageList(sorted(found, key=lambda one: one.stamp_ns), "none is written")
+
+    def poses(self, folder, camera, rate_hz):
+        for s, _, *position in self._rows(folder):
+            T = np.eye(4)
+            T[:3, 3] = [float(v) for v in position]
+            yield seconds_to_ns(s), T
+
+
 NEAREST = FrameTopic(
     type=FLOAT, text="the nearest depth", depth=5,
     build=lambda context, frame: context.lib.type(FLOAT)(data=float(np.nanmin(frame.depth_m))),
@@ -86,4 +114,5 @@ ROWS = (
     (BACKENDS, "toy", ToyRuntime),
     (FRAME_TOPICS, "nearest", NEAREST),
     (SCALE_SOURCES, "spacing", Spacing),
+    (LAYOUTS, "diary", Diary()),
 )

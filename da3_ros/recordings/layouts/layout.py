@@ -70,7 +70,7 @@ def camera_of(layout: Layout, folder: Path, wanted: str | None) -> str:
     """Returns the layout's name of a camera; None: the default one. Raises RecordingError."""
     names = layout.cameras(folder)
     if not names:
-        raise RecordingError(f"{folder.name}: {layout.title} without a folder of images")
+        raise RecordingError(f"{folder.name} ({layout.title}) has no images")
     if wanted is None:
         return names[0]
     if wanted.strip("/") not in names:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -12,7 +13,10 @@ from da3_ros.messages.decode import ImageError, decode_file
 from da3_ros.recordings.base import RecordingError
 from da3_ros.recordings.folder import CALIBRATION_FILE, read_calibration
 from da3_ros.recordings.layouts.layout import ListedImage
+from da3_ros.recordings.layouts.text_rows import numbers, pose_of_matrix
 from da3_ros.types import Array, Calibration
+
+log = logging.getLogger(__name__)
 
 
 def file_below(folder: Path, name: str) -> Path:
@@ -27,7 +31,7 @@ def image_size(files: Iterable[Path]) -> Size | None:
     """Returns (width, height) of the first image that can be decoded; None: none can."""
     for file in files:
         try:
-            height, width = decode_file(file.read_bytes()).shape[:2]
+            height, width = decode_file(file.read_bytes(), upright=False).shape[:2]
         except (ImageError, OSError):
             continue
         return width, height
@@ -82,3 +86,33 @@ def in_order(
         why = f" ({bad[0]})" if bad else ""
         raise RecordingError(f"{where} lists no image{why}")
     return [found[stamp] for stamp in sorted(found)], bad
+
+
+def read_matrix(file: Path) -> list[float]:
+    """Returns all numbers of a text file. Raises OSError, ValueError, also for NaN."""
+    words = file.read_text(encoding="utf-8-sig", errors="replace").split()
+    return numbers(words, len(words))
+
+
+def matrices_beside(
+    folder: Path, files: Iterable[tuple[int, Path]]
+) -> Iterator[tuple[int, Array]]:
+    """Yields the stamp and the pose [4, 4] in each file of a matrix, for images of ``folder``.
+
+    Images without one, or with NaN or infinity in it, are left out with one warning.
+    """
+    bad: list[str] = []
+    for stamp_ns, file in files:
+        try:
+            values = read_matrix(file)
+            if len(values) not in (12, 16):
+                raise ValueError(f"{len(values)} numbers")
+            pose = pose_of_matrix(values)
+        except FileNotFoundError:
+            bad.append(f"{file.name} is missing")
+        except (OSError, ValueError) as error:
+            bad.append(f"{file.name}: {error}")
+        else:
+            yield stamp_ns, pose
+    if bad:
+        log.warning("%s: %d images without a true pose (%s)", folder.name, len(bad), bad[0])

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from da3_ros.geometry.poses import matrix_from_quaternion, nearest_rotation
-from da3_ros.recordings.base import RecordingError
+from da3_ros.recordings.base import RecordingError, stamp_of
 from da3_ros.types import Array
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,14 @@ def to_ns(text: str) -> int:
     return int(text)
 
 
-def numbers(texts: Sequence[str], count: int) -> list[float]:
+def numbered_stamp(text: str, rate_hz: float) -> int:
+    """Returns the stamp in ns of an image by its number. Raises ValueError."""
+    if not re.fullmatch(r"\d{1,9}", text):
+        raise ValueError(f"{text!r} is not the number of an image")
+    return stamp_of(int(text), rate_hz)
+
+
+def numbers(texts: Sequence[str | float], count: int) -> list[float]:
     """Returns the first ``count`` cells as finite numbers. Raises ValueError."""
     values = [float(text) for text in texts[:count]]
     if len(values) < count:

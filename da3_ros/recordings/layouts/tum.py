@@ -65,8 +65,8 @@ def _listed(path: Path) -> tuple[list[tuple[int, Path]], list[str]]:
     bad = []
     for number, text in rows(path):
         try:
-            stamp, _, name = text.replace(",", " ", 1).partition(" ")
-            found.append((seconds_to_ns(stamp), file_below(path.parent, name.strip())))
+            stamp, name = re.split(r"[,\s]+", text, maxsplit=1)
+            found.append((seconds_to_ns(stamp), file_below(path.parent, name)))
         except ValueError as error:
             bad.append(f"{path.name}, line {number}: {error}")
     return sorted(found), bad

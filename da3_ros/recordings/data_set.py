@@ -1,0 +1,123 @@
+"""Frames of a data set whose layout is known (``layouts``). Its true poses stay outside."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from da3_ros.messages.decode import MAX_PIXELS, ImageError, decode_file
+from da3_ros.recordings.base import FrameSelection, Recording, RecordingError
+from da3_ros.recordings.layouts.layout import ImageList, Layout, ListedImage, camera_of
+from da3_ros.types import Calibration, Frame
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class _NamedCamera:
+    """A camera of the data set, and the name that its frames get."""
+
+    name: str
+    camera: str
+    listed: ImageList
+
+
+class DataSetRecording(Recording):
+    """One or several cameras of a data set, in the order of their stamps."""
+
+    def __init__(
+        self, path: Path, layout: Layout, selection: FrameSelection, camera: str | None = None,
+        *, cameras: Mapping[str, str] | None = None, rate_hz: float = 10.0,
+        calibration: Calibration | None = None, input_rectified: str = "auto",
+        max_pixels: int = MAX_PIXELS,
+    ) -> None:  # fmt: skip
+        """path: the folder with the layout. Other arguments as in ``open_recording``."""
+        self.path = path
+        self.counters, self.bad_images = {"bad_images": 0}, []
+        self._layout, self._selection, self._max_pixels = layout, selection, max_pixels
+        self._calibration = calibration
+        self._rectified = {"true": True, "false": False}.get(input_rectified)
+        self._sources = self._find_sources(cameras or {"": camera}, rate_hz)
+        self.camera = ", ".join(source.camera for source in self._sources)
+        stamps = [one.stamp_ns for source in self._sources for one in source.listed.images]
+        self.length = selection.estimate(len(stamps), (max(stamps) - min(stamps)) / 1e9)
+        log.info("%s", self.describe())
+
+    @property
+    def stopped_at(self) -> str | None:
+        """Always None: an image that is missing or damaged is skipped and counted."""
+        return None
+
+    def describe(self) -> str:
+        """The layout, and of each camera the number of images and where the calibration is from,
+        in one line."""
+        about = []
+        for source in self._sources:
+            origin = "given" if self._calibration is not None else source.listed.calibration
+            images = f"{len(source.listed.images)} images of {source.camera}"
+            about.append(f"{images}, calibration: {origin}")
+        others = sorted(set(self._layout.cameras(self.path)) - {s.camera for s in self._sources})
+        if others:
+            about.append(f"not used: {', '.join(others)}")
+        return f"{self.path.name}: {self._layout.title}; {'; '.join(about)}"
+
+    def __iter__(self) -> Iterator[Frame]:
+        """Yield the selected frames."""
+        self.counters["bad_images"], self.bad_images = 0, []
+        for source in self._sources:
+            for text in source.listed.bad:
+                self._note_bad(text)
+        for stamp_ns, (source, one) in self._selection.apply(self._ordered()):
+            try:
+                image = decode_file(one.file.read_bytes(), self._max_pixels, upright=False)
+            except (ImageError, OSError) as error:
+                why = getattr(error, "strerror", None) or error
+                self._note_bad(f"{one.file.relative_to(one.file.parents[1])}: {why}")
+                continue
+            rectified = source.listed.rectified if self._rectified is None else self._rectified
+            yield Frame(
+                stamp_ns=stamp_ns,
+                image=image,
+                frame_id=f"{source.name}_optical" if source.name else "camera_optical",
+                camera=source.name,
+                calibration=self._calibration or one.calibration,
+                rectified=rectified,
+            )
+
+    def _find_sources(
+        self, wanted: Mapping[str, str | None], rate_hz: float
+    ) -> list[_NamedCamera]:
+        """Returns the cameras by the names of their frames. Raises RecordingError."""
+        sources = []
+        for name, camera in wanted.items():
+            try:
+                found = camera_of(self._layout, self.path, camera)
+            except RecordingError as error:
+                hint = f" (camera {name}: give it with --camera {name}:=NAME)" if name else ""
+                raise RecordingError(f"{error}{hint}") from error
+            sources.append(
+                _NamedCamera(name, found, self._layout.images(self.path, found, rate_hz))
+            )
+        for first, second in itertools.combinations(sources, 2):
+            if first.camera == second.camera:
+                raise RecordingError(
+                    f"cameras {first.name} and {second.name} are both {first.camera}: choose them "
+                    "with --camera NAME:=CAMERA"
+                )
+        return sources
+
+    def _ordered(self) -> list[tuple[int, tuple[_NamedCamera, ListedImage]]]:
+        """Returns all images in the order of their stamps; of one stamp in that of the cameras."""
+        items = [
+            (one.stamp_ns, (source, one)) for source in self._sources
+            for one in source.listed.images
+        ]  # fmt: skip
+        return sorted(items, key=lambda item: item[0])
+
+    def _note_bad(self, text: str) -> None:
+        self.counters["bad_images"] += 1
+        self.bad_images.append(text)
+        log.warning("%s", text)
