@@ -11,7 +11,7 @@ from da3_ros.recordings.bag import BagRecording
 from da3_ros.recordings.base import FrameSelection, Recording, RecordingError, check_rate
 from da3_ros.recordings.data_set import DataSetRecording
 from da3_ros.recordings.folder import FolderRecording, image_files
-from da3_ros.recordings.layouts import LAYOUTS, find_data_set
+from da3_ros.recordings.layouts import LAYOUTS, find_data_set, layout_of
 from da3_ros.recordings.video import VIDEO_SUFFIXES, VideoRecording
 from da3_ros.types import Calibration
 
@@ -84,6 +84,16 @@ def _unsupported_text(path: Path) -> str:
         return f"{path.name} is a ROS 1 bag: convert it with rosbags-convert --src {path.name}"
     if path.is_dir():
         inner = sorted({p.parent for p in path.rglob("*") if p.suffix.lower() in (".png", ".jpg")})
-        hint = f"; images are in {inner[0]}" if inner else ""
+        hint = f"; {_what_is_in(inner[0], path)}" if inner else ""
         return f"{path} contains neither bag files nor images: give {kinds}{hint}"
     return f"{path.name} is not a supported recording: give {kinds}"
+
+
+def _what_is_in(inner: Path, outer: Path) -> str:
+    """Returns words for the images in ``inner``: the data set that they are of, if they are."""
+    for folder in (inner, *inner.parents):
+        if folder == outer:
+            break
+        if (layout := layout_of(folder)) is not None:
+            return f"{folder} is a data set of {layout.title}"
+    return f"images are in {inner}"

@@ -509,6 +509,11 @@ def test_the_only_data_set_in_a_folder_is_meant(tmp_path, walk):
     assert "give one of seq-01 | seq-02" in refused(tmp_path)
 
 
+def test_a_data_set_further_below_is_named(tmp_path, walk):
+    folder = written(tmp_path, "kitti", walk)
+    assert f"{folder} is a data set of KITTI odometry" in refused(tmp_path)
+
+
 def test_a_fleet_finds_each_data_set_once(tmp_path, walk, kept):
     for kind, folder in kept.items():
         if kind != "kitti":
