@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from da3_ros.types import Frame
+from da3_ros.types import Array, Frame
 
 Item = TypeVar("Item")
 Self = TypeVar("Self", bound="Recording")
@@ -129,6 +129,11 @@ class Recording(abc.ABC):
     @abc.abstractmethod
     def __iter__(self) -> Iterator[Frame]:
         """The selected frames."""
+
+    def mounts(self) -> dict[str, Array]:
+        """Returns ``T_rig_camera`` [4, 4], metres, by the names of cameras, if the recording
+        itself says it of all."""
+        return {}
 
     def messages(self, topic: str) -> Iterator[tuple[int, Any]]:
         """Yield (time of recording in ns, message) of any topic, in order of recording.

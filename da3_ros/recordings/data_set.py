@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 from da3_ros.messages.decode import MAX_PIXELS, ImageError, decode_file
 from da3_ros.recordings.base import FrameSelection, Recording, RecordingError
 from da3_ros.recordings.layouts.layout import ImageList, Layout, ListedImage, camera_of
-from da3_ros.types import Calibration, Frame
+from da3_ros.types import Array, Calibration, Frame
 
 log = logging.getLogger(__name__)
 
@@ -40,9 +39,9 @@ class DataSetRecording(Recording):
         self._layout, self._selection, self._max_pixels = layout, selection, max_pixels
         self._calibration = calibration
         self._rectified = {"true": True, "false": False}.get(input_rectified)
-        self._sources = self._find_sources(cameras or {"": camera}, rate_hz)
-        self.camera = ", ".join(source.camera for source in self._sources)
-        stamps = [one.stamp_ns for source in self._sources for one in source.listed.images]
+        self._cameras = self._find_cameras(cameras or {"": camera}, rate_hz)
+        self.camera = ", ".join(source.camera for source in self._cameras)
+        stamps = [one.stamp_ns for source in self._cameras for one in source.listed.images]
         self.length = selection.estimate(len(stamps), (max(stamps) - min(stamps)) / 1e9)
         log.info("%s", self.describe())
 
@@ -55,19 +54,28 @@ class DataSetRecording(Recording):
         """The layout, and of each camera the number of images and where the calibration is from,
         in one line."""
         about = []
-        for source in self._sources:
+        for source in self._cameras:
             origin = "given" if self._calibration is not None else source.listed.calibration
             images = f"{len(source.listed.images)} images of {source.camera}"
             about.append(f"{images}, calibration: {origin}")
-        others = sorted(set(self._layout.cameras(self.path)) - {s.camera for s in self._sources})
-        if others:
+        chosen = {source.camera for source in self._cameras}
+        if others := [name for name in self._layout.cameras(self.path) if name not in chosen]:
             about.append(f"not used: {', '.join(others)}")
         return f"{self.path.name}: {self._layout.title}; {'; '.join(about)}"
+
+    def mounts(self) -> dict[str, Array]:
+        """Returns ``T_rig_camera`` [4, 4], metres, by the names of cameras, if all are known.
+
+        The frame ``rig`` is EuRoC's body, or KITTI's camera 0.
+        """
+        found = {one.name: self._layout.mount(self.path, one.camera) for one in self._cameras}
+        known = {name: T for name, T in found.items() if T is not None}
+        return known if len(known) == len(found) else {}
 
     def __iter__(self) -> Iterator[Frame]:
         """Yield the selected frames."""
         self.counters["bad_images"], self.bad_images = 0, []
-        for source in self._sources:
+        for source in self._cameras:
             for text in source.listed.bad:
                 self._note_bad(text)
         for stamp_ns, (source, one) in self._selection.apply(self._ordered()):
@@ -77,44 +85,42 @@ class DataSetRecording(Recording):
                 why = getattr(error, "strerror", None) or error
                 self._note_bad(f"{one.file.relative_to(one.file.parents[1])}: {why}")
                 continue
-            rectified = source.listed.rectified if self._rectified is None else self._rectified
             yield Frame(
                 stamp_ns=stamp_ns,
                 image=image,
                 frame_id=f"{source.name}_optical" if source.name else "camera_optical",
                 camera=source.name,
                 calibration=self._calibration or one.calibration,
-                rectified=rectified,
+                rectified=source.listed.rectified if self._rectified is None else self._rectified,
             )
 
-    def _find_sources(
+    def _find_cameras(
         self, wanted: Mapping[str, str | None], rate_hz: float
     ) -> list[_NamedCamera]:
         """Returns the cameras by the names of their frames. Raises RecordingError."""
-        sources = []
-        for name, camera in wanted.items():
+        found: list[_NamedCamera] = []
+        for name, wish in wanted.items():
             try:
-                found = camera_of(self._layout, self.path, camera)
+                camera = camera_of(self._layout, self.path, wish)
             except RecordingError as error:
                 hint = f" (camera {name}: give it with --camera {name}:=NAME)" if name else ""
                 raise RecordingError(f"{error}{hint}") from error
-            sources.append(
-                _NamedCamera(name, found, self._layout.images(self.path, found, rate_hz))
-            )
-        for first, second in itertools.combinations(sources, 2):
-            if first.camera == second.camera:
+            if other := next((one.name for one in found if one.camera == camera), None):
                 raise RecordingError(
-                    f"cameras {first.name} and {second.name} are both {first.camera}: choose them "
-                    "with --camera NAME:=CAMERA"
+                    f"cameras {other} and {name} are both {camera}: choose them with --camera "
+                    "NAME:=CAMERA"
                 )
-        return sources
+            listed = self._layout.images(self.path, camera, rate_hz)
+            found.append(_NamedCamera(name, camera, listed))
+        return found
 
     def _ordered(self) -> list[tuple[int, tuple[_NamedCamera, ListedImage]]]:
         """Returns all images in the order of their stamps; of one stamp in that of the cameras."""
         items = [
-            (one.stamp_ns, (source, one)) for source in self._sources
+            (one.stamp_ns, (source, one))
+            for source in self._cameras
             for one in source.listed.images
-        ]  # fmt: skip
+        ]
         return sorted(items, key=lambda item: item[0])
 
     def _note_bad(self, text: str) -> None:

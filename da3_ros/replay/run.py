@@ -178,7 +178,9 @@ def _annotator(
     transforms = transforms_of(recording)
     prior = prior_of_recording(recording, settings, transforms, options.odometry)
     slam = corrections_of_recording(recording, settings, transforms, prior, options.slam_path)
-    return FrameAnnotator(settings.pipeline, transforms, prior, WarnOnce(), slam)
+    return FrameAnnotator(
+        settings.pipeline, transforms, prior, WarnOnce(), slam, recording.mounts()
+    )  # fmt: skip
 
 
 def _use_plan(session: Session, path: Path, limited: bool) -> SolverLimits | None:

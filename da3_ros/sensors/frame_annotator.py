@@ -8,7 +8,7 @@ frames are pushed, because odometry may arrive later than images. No ROS, no net
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
@@ -33,14 +33,16 @@ class FrameAnnotator:
         prior: PosePrior | None,
         warn: Callable[..., None],
         slam: SlamCorrections | None = None,
+        mounts: Mapping[str, Array] | None = None,
     ) -> None:
         """prior: None if the robot's own poses are not used. slam: None if none is followed.
 
-        warn: takes a line, and ``every_s``, the shortest time between two equal warnings.
+        mounts: ``T_rig_camera`` by the names of cameras, as a recording says it. warn: takes a
+        line, and ``every_s``, the shortest time between two equal warnings.
         """
         self.transforms, self.prior, self.slam = transforms, prior, slam
         self.without_prior = 0
-        self._rig = RigGeometry(config, transforms, warn)
+        self._rig = RigGeometry(config, transforms, warn, mounts)
         self._warn = warn
 
     def annotate(self, frames: Iterable[Frame]) -> list[Frame]:
@@ -84,8 +86,9 @@ class FrameAnnotator:
 class RigGeometry:
     """Poses of cameras on the rig, at the stamps of frames.
 
-    ``rig.poses`` has priority over transforms. With transforms, the rig's frame is the optical
-    frame of the first camera that is looked up; a moving mount is taken at the frame's stamp.
+    ``rig.poses`` has priority over what a recording says (mounts), and that over transforms. With
+    transforms, the rig's frame is the optical frame of the first camera that is looked up; a
+    moving mount is taken at the frame's stamp.
     """
 
     def __init__(
@@ -93,10 +96,11 @@ class RigGeometry:
         config: PipelineConfig,
         transforms: TransformTree,
         warn: Callable[[str], None],
+        mounts: Mapping[str, Array] | None = None,
     ) -> None:
         """warn: called once for each camera whose pose is needed and unknown."""
         self._wanted = scale_source(config.scale.source).needs_rig
-        self._configured = poses_of(config)
+        self._configured = poses_of(config) or dict(mounts or {})
         self._transforms = transforms
         self._warn = warn
         self._reference = ""

@@ -341,6 +341,22 @@ def test_several_cameras_come_by_stamps_under_their_names(tmp_path, walk):
     assert "--camera left:=NAME" in refused(tmp_path, cameras={"left": "left"})
 
 
+def test_mounts_are_those_of_the_calibration_if_all_are_known(tmp_path, walk, kept):
+    T_0_1 = np.eye(4)
+    T_0_1[:3, 3] = [0.11, 0, 0]
+    write_euroc(tmp_path, *walk)
+    write_euroc(tmp_path, *walk, name="cam1", mount=T_0_1)
+    names = {"left": "cam0", "right": "cam1"}
+    mounts = opened(tmp_path, cameras=names)[0].mounts()
+    np.testing.assert_allclose(np.linalg.inv(mounts["left"]) @ mounts["right"], T_0_1, atol=1e-12)
+    (tmp_path / "mav0" / "cam1" / "sensor.yaml").unlink()
+    assert opened(tmp_path, cameras=names)[0].mounts() == {}
+    mounts = opened(kept["kitti"], cameras={"grey": "image_0", "colour": "image_2"})[0].mounts()
+    np.testing.assert_allclose(mounts["grey"], np.eye(4))
+    np.testing.assert_allclose(mounts["colour"][:3, 3], KITTI_OFFSET_M, atol=1e-9)
+    assert opened(kept["tum"])[0].mounts() == {}
+
+
 def test_folders_of_a_models_images_are_cameras(tmp_path, walk):
     write_colmap(tmp_path, *walk)
     for name in ("b", "a"):

@@ -1,5 +1,7 @@
 """Replay of a data set: its own stamps and calibration, and nothing of its truth."""
 
+import json
+
 import numpy as np
 import pytest
 from support.sequence_writers import write_euroc
@@ -9,6 +11,7 @@ from da3_ros.recordings.true_poses import read_true_poses
 from da3_ros.replay.results import ReplayOptions
 from da3_ros.replay.run import replay
 from da3_ros.synthetic import SyntheticCamera
+from da3_ros.synthetic.rig import rig_mount
 from da3_ros.synthetic.truth import TruthSession
 
 SIZE, FRAMES = (84, 70), 6
@@ -37,6 +40,28 @@ def replayed(camera, tmp_path):
 
 
 @pytest.mark.slow
+def test_the_mounts_of_its_cameras_give_metres(tmp_path):
+    walk = {"seed": 2, "size": SIZE, "walk": "straight", "frames": 5}
+    mounts = {name: rig_mount(i, 0.2, -30) for i, name in enumerate(("cam0", "cam1"))}
+    rig = {name: SyntheticCamera(mount=mount, **walk) for name, mount in mounts.items()}
+    for name, camera in rig.items():
+        write_euroc(tmp_path / "V1", camera, list(camera), name, mounts[name])
+    settings = load_config(None, [*QUICK, "cameras:=[cam0, cam1]", "scale.source:=rig"])
+    replay(ReplayOptions(tmp_path / "V1", tmp_path / "out"), settings, TruthSession(rig))
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["scale"]["source"] == "rig", report["scale"]
+    ours = positions(tmp_path / "out")
+    true = np.array([frame.T_room_camera[:3, 3] for frame in rig["cam0"]])
+    lengths = [np.linalg.norm(points[-1] - points[0]) for points in (ours, true)]
+    assert lengths[0] == pytest.approx(lengths[1], rel=0.05)
+
+
+def positions(output):
+    rows = [line.split() for line in (output / "trajectory.tum").read_text().splitlines()]
+    return np.array([[float(v) for v in row[1:4]] for row in rows])
+
+
+@pytest.mark.slow
 def test_truth_changes_no_byte_of_a_replay(replayed):
     (_, with_truth), (_, without) = replayed("a", True), replayed("b", False)
     for name in ("trajectory.tum", "scene.ply", "output.mcap"):
@@ -51,6 +76,6 @@ def test_poses_of_a_replay_meet_true_poses_at_their_stamps(replayed, camera):
     assert stamps == [frame.stamp_ns for frame in camera]
     truth = read_true_poses(folder)
     true = np.array([truth.at(stamp)[:3, 3] for stamp in stamps])
-    ours = np.array([[float(v) for v in row[1:4]] for row in rows])
-    ours, true = (np.linalg.norm(points - points[0], axis=1)[1:] for points in (ours, true))
+    pairs = (positions(output), true)
+    ours, true = (np.linalg.norm(points - points[0], axis=1)[1:] for points in pairs)
     np.testing.assert_allclose(ours / true, (ours / true)[0], rtol=1e-3)  # one unknown scale

@@ -74,11 +74,13 @@ def write_seven_scenes(folder, camera, frames):
     write_calibration(folder, camera.calibration)
 
 
-def write_euroc(folder, camera, frames, name="cam0"):
-    """EuRoC: the body is not the camera, and its poses have a table of their own."""
+def write_euroc(folder, camera, frames, name="cam0", mount=None):
+    """EuRoC: the body is not the camera, and its poses have a table of their own. ``mount``: the
+    camera's pose in cam0."""
     T_body_camera = np.eye(4)
     T_body_camera[:3, :3] = [[0, 0, 1], [-1, 0, 0], [0, -1, 0]]
     T_body_camera[:3, 3] = [0.1, 0.02, -0.05]
+    T_body_camera = T_body_camera if mount is None else T_body_camera @ mount
     where = folder / "mav0" / name
     images, poses = ["#timestamp [ns],filename"], ["#timestamp, p_x, p_y, p_z, q_w, q_x, ..."]
     for frame in frames:

@@ -78,6 +78,10 @@ class EurocAsl(Layout):
         images, bad = in_order(images, bad, where / "data.csv")
         return ImageList(images, origin, bad=bad)
 
+    def mount(self, folder: Path, camera: str) -> Array | None:
+        sensor = _sensor(folder, camera)
+        return None if sensor is None else sensor.T_body_camera
+
     def poses(self, folder: Path, camera: str, rate_hz: float) -> Iterator[tuple[int, Array]]:
         files = [_root(folder) / name / "data.csv" for name in TRUTH]
         file = next((file for file in files if file.exists()), None)

@@ -58,14 +58,17 @@ class KittiOdometry(Layout):
         origin = "no calibration" if calibration is None else "calib.txt"
         return ImageList(images, origin, calibration is not None, bad)
 
+    def mount(self, folder: Path, camera: str) -> Array | None:
+        return _in_camera_0(folder, camera) if (folder / "calib.txt").exists() else None
+
     def poses(self, folder: Path, camera: str, rate_hz: float) -> Iterator[tuple[int, Array]]:
         path = Path(os.path.abspath(folder))
         file = path.parent.parent / "poses" / f"{path.name}.txt"
         if not file.exists():
             raise RecordingError(f"{folder} has no true poses: {file} is missing")
-        times, T_camera0_camera = _times(folder), np.eye(4)
-        if not camera.endswith("0"):
-            T_camera0_camera[:3, 3] = _position(_projection(folder, camera))
+        # Camera 0's own poses need no calibration.
+        T_camera0_camera = np.eye(4) if camera == "image_0" else _in_camera_0(folder, camera)
+        times = _times(folder)
 
         def read(line: tuple[int, str]) -> tuple[int, Array]:
             T = pose_of_matrix(numbers(cells(line[1]), 12))
@@ -112,9 +115,14 @@ def _projection(folder: Path, camera: str) -> Array:
     raise RecordingError(f"{file} has no {name}, the projection matrix of {camera}")
 
 
-def _position(P: Array) -> Array:
-    """Returns the position [3] in camera 0, metres, of the camera with P = K [I | t]."""
-    return np.asarray(-np.linalg.inv(P[:, :3]) @ P[:, 3])
+def _in_camera_0(folder: Path, camera: str) -> Array:
+    """Returns T_camera0_camera [4, 4], metres, by P = K [I | t]. Raises RecordingError."""
+    P, T = _projection(folder, camera), np.eye(4)
+    try:
+        T[:3, 3] = -np.linalg.inv(P[:, :3]) @ P[:, 3]
+    except np.linalg.LinAlgError as error:
+        raise RecordingError(f"{folder / 'calib.txt'}: P of {camera} has no K") from error
+    return T
 
 
 def _calibration(folder: Path, camera: str, files: Sequence[Path]) -> Calibration | None:

@@ -58,6 +58,11 @@ class Layout(abc.ABC):
     def images(self, folder: Path, camera: str, rate_hz: float) -> ImageList:
         """Returns the images of one of ``cameras``. Raises RecordingError."""
 
+    def mount(self, folder: Path, camera: str) -> Array | None:
+        """Returns ``T_rig_camera`` [4, 4] of one of ``cameras``, metres; None: it is not known.
+        Raises RecordingError."""
+        return None
+
     @abc.abstractmethod
     def poses(self, folder: Path, camera: str, rate_hz: float) -> Iterator[tuple[int, Array]]:
         """Yields the stamp in ns and T_truth_camera [4, 4] of each known true pose, in any order.
