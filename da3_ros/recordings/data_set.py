@@ -10,6 +10,7 @@ from pathlib import Path
 from da3_ros.messages.decode import MAX_PIXELS, ImageError, decode_file
 from da3_ros.recordings.base import FrameSelection, Recording, RecordingError
 from da3_ros.recordings.layouts.layout import ImageList, Layout, ListedImage, camera_of
+from da3_ros.recordings.layouts.listing import read_image
 from da3_ros.types import Array, Calibration, Frame
 
 log = logging.getLogger(__name__)
@@ -80,10 +81,9 @@ class DataSetRecording(Recording):
                 self._note_bad(text)
         for stamp_ns, (source, one) in self._selection.apply(self._ordered()):
             try:
-                image = decode_file(one.file.read_bytes(), self._max_pixels, upright=False)
+                image = decode_file(read_image(one.file), self._max_pixels, upright=False)
             except (ImageError, OSError) as error:
-                why = getattr(error, "strerror", None) or error
-                self._note_bad(f"{one.file.relative_to(one.file.parents[1])}: {why}")
+                self._note_bad(f"{one.file.relative_to(one.file.parents[1])}: {error}")
                 continue
             yield Frame(
                 stamp_ns=stamp_ns,

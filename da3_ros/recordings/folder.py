@@ -124,7 +124,10 @@ def read_calibration(file: Path) -> Calibration:
             R=_matrix(content, "rectification_matrix", (3, 3), np.eye(3)),
             P=P if P.any() else None,
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+    except (
+        OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError,
+        yaml.YAMLError,
+    ) as error:  # fmt: skip
         why = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise RecordingError(
             f"{file.name} is not a calibration in camera_calibration's format ({why})"

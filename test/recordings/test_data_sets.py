@@ -224,8 +224,9 @@ def test_kalibrs_file_of_tum_vi_replaces_sensor_yaml(tmp_path, walk):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("camera_model", "omni"), ("distortion_model", "fov"), ("intrinsics", [1, 2]),
-     ("T_BS", None), ("intrinsics", [50, 50, 400, 20]), ("resolution", "x")],
+    [("resolution", [float("inf"), 42]), ("resolution", "x"), ("camera_model", "omni"),
+     ("distortion_model", "fov"), ("T_BS", None), ("intrinsics", [1, 2]),
+     ("intrinsics", [50, 50, 400, 20])],
 )  # fmt: skip
 def test_calibrations_that_cannot_be_used_are_refused(tmp_path, walk, key, value):
     write_euroc(tmp_path, walk[0], walk[1][:1])
@@ -249,6 +250,11 @@ def test_tums_known_k_is_that_of_the_folders_name(tmp_path):
     (frame,) = opened(vga(tmp_path / "freiburg3_desk"))[1]
     assert frame.calibration.K[0, 0] == 535.4
     assert not frame.calibration.D.any()
+
+
+def test_the_name_of_the_folder_counts_from_within(tmp_path, monkeypatch):
+    monkeypatch.chdir(vga(tmp_path / "freiburg3_desk"))
+    assert opened(".")[1][0].calibration.K[0, 0] == 535.4
 
 
 def test_without_a_known_camera_k_is_unknown(tmp_path, walk):
@@ -281,6 +287,18 @@ def test_the_kinects_default_is_said_to_be_one(tmp_path, walk):
     assert frame.stamp_ns == 2 * S  # by its number
     write_image(folder / "frame-000007.color.png", walk[1][0].image)
     assert opened(folder)[1][0].calibration is None
+
+
+def test_info_of_the_same_layout_has_a_k_of_its_own(tmp_path):
+    write_image(tmp_path / "frame-000000.color.jpg", np.zeros((480, 640, 3), np.uint8))
+    file = tmp_path / "info.txt"
+    file.write_text("m_versionNumber = 4\nm_calibrationColorIntrinsic = 583 0 321 0 0 582 241 0 "
+                    "0 0 1 0 0 0 0 1 \n")  # fmt: skip
+    assert focal_and_centre(opened(tmp_path)[1][0].calibration.K) == [583, 582, 321, 241]
+    file.write_text("m_calibrationColorIntrinsic = 583\n")
+    assert "info.txt, line 1" in refused(tmp_path)
+    file.write_text("m_versionNumber = 4\n")
+    assert "remove it" in refused(tmp_path)
 
 
 def test_k_of_other_images_is_refused(tmp_path, walk):
@@ -386,7 +404,7 @@ def test_images_that_are_missing_or_damaged_are_skipped_and_counted(tmp_path, wa
     assert [f.stamp_ns for f in frames] == [walk[1][i].stamp_ns for i in (1, 3, 4)]
     assert recording.counters["bad_images"] == 2
     first, second = recording.bad_images
-    assert first == f"rgb/{files[0].name}: No such file or directory"
+    assert first == f"rgb/{files[0].name}: the file is missing"
     assert second.startswith(f"rgb/{files[2].name}: ")
     assert len(list(recording)) == 3
     assert recording.counters["bad_images"] == 2  # counted anew
@@ -501,6 +519,9 @@ def test_damaged_binary_models_are_refused(tmp_path, walk, cut, name):
         assert name in refused(tmp_path / "binary")
     file.write_bytes(b"\xff" * 5000)
     assert name in refused(tmp_path / "binary")
+    if name == "images.bin":
+        file.write_bytes(data[:78] + b"\xff" * 8)  # its 2D points end beyond any file
+        assert name in refused(tmp_path / "binary")
 
 
 def test_a_model_without_images_beside_it_says_where_to_put_them(tmp_path, walk):

@@ -238,7 +238,7 @@ def _read_binary(
     try:
         with path.open("rb") as file:
             yield from read(file)
-    except (OSError, struct.error, UnicodeError, ValueError) as error:
+    except (OSError, OverflowError, struct.error, ValueError) as error:
         raise RecordingError(f"{path} is damaged or no file of COLMAP's: {error}") from error
 
 

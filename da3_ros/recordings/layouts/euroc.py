@@ -29,6 +29,7 @@ from da3_ros.types import Array, Calibration
 
 TRUTH = ("state_groundtruth_estimate0", "mocap0")  # EuRoC's, TUM-VI's: poses of the body
 KALIBR = ("dso/camchain.yaml", "camchain.yaml")  # TUM-VI's calibration, in kalibr's format
+BAD_YAML = (ValueError, KeyError, TypeError, RecursionError, yaml.YAMLError)
 DISTORTIONS = {
     "radial-tangential": "plumb_bob",
     "radtan": "plumb_bob",
@@ -130,7 +131,7 @@ def _read(file: Path, make: Any) -> _Sensor:
         if text.startswith("%YAML"):  # OpenCV's first line, which is no YAML 1.1 directive
             text = text.partition("\n")[2]
         sensor: _Sensor = make(yaml.safe_load(text))
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+    except (*BAD_YAML, OSError, ArithmeticError) as error:
         why = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise RecordingError(f"{file} is not a camera's calibration ({why})") from error
     return sensor

@@ -27,11 +27,18 @@ def file_below(folder: Path, name: str) -> Path:
     return folder.joinpath(*parts)
 
 
+def read_image(file: Path) -> bytes:
+    """Returns an image file's bytes. Raises OSError, also for what is no regular file."""
+    if not file.is_file():
+        raise FileNotFoundError("the file is missing")
+    return file.read_bytes()
+
+
 def image_size(files: Iterable[Path]) -> Size | None:
     """Returns (width, height) of the first image that can be decoded; None: none can."""
     for file in files:
         try:
-            height, width = decode_file(file.read_bytes(), upright=False).shape[:2]
+            height, width = decode_file(read_image(file), upright=False).shape[:2]
         except (ImageError, OSError):
             continue
         return width, height

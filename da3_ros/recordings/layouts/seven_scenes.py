@@ -1,4 +1,7 @@
-"""A sequence of Microsoft's 7-Scenes: files of each frame by number."""
+"""A sequence of Microsoft's 7-Scenes: files of each frame by number.
+
+BundleFusion and ScanNet's first tools have the same layout, with K in info.txt.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +9,33 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+
+from da3_ros.recordings.base import RecordingError
 from da3_ros.recordings.layouts.layout import ImageList, Layout, ListedImage
 from da3_ros.recordings.layouts.listing import (
+    focal_and_centre,
     image_size,
     in_order,
     matrices_beside,
     own_calibration,
     pinhole,
 )
-from da3_ros.recordings.layouts.text_rows import numbered_stamp
+from da3_ros.recordings.layouts.text_rows import numbered_stamp, numbers, rows
 from da3_ros.types import Array, Calibration
 
 COLOUR = re.compile(r"frame-(\d+)\.color\.\w+")
 # The data set has no calibration of its colour camera (its 585 px are those of the depth camera):
 # the Kinect's default.
 KINECT_K, KINECT_SIZE = (525.0, 525.0, 320.0, 240.0), (640, 480)
+INFO, INFO_K = ("info.txt", "_info.txt"), "m_calibrationColorIntrinsic"
 
 
 class SevenScenes(Layout):
     """``frame-N.color.png``, ``frame-N.depth.png`` in mm, ``frame-N.pose.txt`` (camera to map).
 
-    Stamps follow N and the rate. K is that of camera_info.yaml, else the Kinect's default.
+    Stamps follow N and the rate. K is that of camera_info.yaml or info.txt, else the Kinect's
+    default.
     """
 
     title, marks = "7-Scenes", "frame-N.color.png"
@@ -66,6 +75,21 @@ def _calibration(folder: Path, files: Sequence[Path]) -> tuple[Calibration | Non
     if (own := own_calibration(folder)) is not None:
         return own, "camera_info.yaml"
     size = image_size(files)
+    info = next((folder / name for name in INFO if (folder / name).is_file()), None)
+    if info is not None and size is not None:
+        return pinhole(_info_K(info), size, info), info.name
     if size != KINECT_SIZE:
         return None, "no calibration (the Kinect's is for 640x480 pixels)"
     return pinhole(KINECT_K, size, folder), "the Kinect's default, fx = fy = 525"
+
+
+def _info_K(file: Path) -> Sequence[float]:
+    """Returns fx, fy, cx, cy of the colour camera's 4x4 matrix. Raises RecordingError."""
+    for number, text in rows(file):
+        name, _, values = text.partition("=")
+        if name.strip() == INFO_K:
+            try:
+                return focal_and_centre(np.reshape(numbers(values.split(), 16), (4, 4)))
+            except ValueError as error:
+                raise RecordingError(f"{file}, line {number}: {error}") from error
+    raise RecordingError(f"{file} has no {INFO_K}: remove it, or add a camera_info.yaml")

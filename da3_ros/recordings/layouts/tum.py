@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -89,7 +90,7 @@ def _calibration(folder: Path, files: Sequence[Path]) -> tuple[Calibration | Non
         return None, "no image can be read"
     if file.exists():
         return pinhole(_eth3d(file), size, file.name), file.name
-    named = re.search("|".join(FREIBURG), folder.name)
+    named = re.search("|".join(FREIBURG), os.path.basename(os.path.abspath(folder)))
     if named is None:
         return None, "no calibration"
     if size != FREIBURG_SIZE:
