@@ -45,7 +45,7 @@ from da3_ros.recordings import Recording, RecordingError, open_recording
 from da3_ros.recordings.layouts import LAYOUTS, find_data_set
 from da3_ros.recordings.layouts.layout import Layout, ListedImage, camera_of
 from da3_ros.recordings.true_poses import TruePoses, read_true_poses
-from da3_ros.sensors.calibration import resized_calibration
+from da3_ros.sensors.calibration import rectification_rotation, resized_calibration
 from da3_ros.sensors.camera_models import camera_model_of, is_distorted
 from da3_ros.synthetic.evaluation import FramePair, depth_errors, fit_poses, resize_nearest
 from da3_ros.types import Array, Calibration, TrackedFrame
@@ -67,14 +67,14 @@ class Sequence:
     poses: TruePoses
 
     @classmethod
-    def open(cls, path: Path, camera: str | None = None, rate_hz: float = 30.0) -> Sequence:
+    def open(cls, path: Path, rate_hz: float = 30.0) -> Sequence:
         """Opens the data set in a folder. Raises RecordingError."""
         found = find_data_set(path)
         if found is None:
             titles = ", ".join(layout.title for layout in LAYOUTS.values())
             raise RecordingError(f"{path} is not a data set of {titles}")
         layout, folder = found
-        name = camera_of(layout, folder, camera)
+        name = camera_of(layout, folder, None)
         listed = layout.images(folder, name, rate_hz).images
         return cls(
             open_recording(folder, name, rate_hz=rate_hz), layout,
@@ -104,10 +104,11 @@ class Sequence:
 def rectified_depth(depth: Array, calibration: Calibration) -> Array:
     """Returns depth [H, W] of a distorted image at the pixels of the rectified one, by the nearest
     pixel; NaN where there is none."""
-    if not is_distorted(calibration):
-        return depth
     c = resized_calibration(calibration, depth.shape[::-1])
-    x, y = camera_model_of(c).sources(c.K, c.D, np.eye(3), c.K, (c.width, c.height))
+    R, P = rectification_rotation(c), c.K if c.P is None else c.P[:, :3]
+    if not is_distorted(c) and np.array_equal(R, np.eye(3)):
+        return depth
+    x, y = camera_model_of(c).sources(c.K, c.D, R, np.ascontiguousarray(P), (c.width, c.height))
     return np.asarray(
         cv2.remap(
             depth, x.astype(np.float32), y.astype(np.float32), cv2.INTER_NEAREST,

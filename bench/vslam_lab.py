@@ -35,9 +35,7 @@ class InputError(ValueError):
     """What VSLAM-LAB gave cannot be used; the text is one line."""
 
 
-def write_data_set(
-    sequence: Path, rgb_csv: Path, calibration_yaml: Path, folder: Path
-) -> None:  # fmt: skip
+def write_data_set(sequence: Path, rgb_csv: Path, calibration_yaml: Path, folder: Path) -> None:
     """Writes a data set in the layout of TUM RGB-D, whose images are links, into a new folder.
 
     Without a calibration that da3_ros knows, it has none. Raises InputError, OSError.

@@ -19,6 +19,7 @@ REORDER_DEPTH = 8
 TIME_JUMP_NS = 500_000_000
 # First stamp of a recording without times: zero would mean "no stamp" (and "latest") in ROS.
 FIRST_STAMP_NS = 1_000_000_000
+LATEST_S = 2**31 - 2  # what the stamps of ROS hold, less the second that times from 0 on get
 
 
 class RecordingError(RuntimeError):
@@ -32,7 +33,13 @@ def check_rate(rate_hz: float) -> None:
 
 
 def stamp_of(index: int, rate_hz: float) -> int:
-    """Returns the stamp in ns of an image without a time, by its number from 0 on."""
+    """Returns the stamp in ns of an image without a time, by its number from 0 on.
+
+    Raises RecordingError if ROS has no such stamp.
+    """
+    after_s = index / rate_hz
+    if after_s >= LATEST_S:
+        raise RecordingError(f"rate is {rate_hz:g} Hz: image {index} would be after the year 2038")
     return FIRST_STAMP_NS + round(index * 1e9 / rate_hz)
 
 

@@ -47,9 +47,7 @@ class TruePoses:
         return interpolate(self.T_truth_camera[after - 1], self.T_truth_camera[after], share)
 
 
-def read_true_poses(
-    path: Path, camera: str | None = None, rate_hz: float = 10.0
-) -> TruePoses:  # fmt: skip
+def read_true_poses(path: Path, camera: str | None = None, rate_hz: float = 10.0) -> TruePoses:
     """Reads the true poses of a trajectory file in the TUM format, or of a data set's folder.
 
     camera: of a data set; None: the one that a replay takes by default. rate_hz: as in the replay;

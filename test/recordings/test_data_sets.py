@@ -140,6 +140,7 @@ def test_the_rate_gives_stamps_and_those_of_the_truth(kept, kind):
     assert truth.stamps_ns.tolist() == [f.stamp_ns for f in frames]
     assert truth.at(frames[0].stamp_ns + S // 40) is None  # poses of images: none between them
     assert "rate is 0 Hz" in refused(kept[kind], rate_hz=0)
+    assert "after the year 2038" in refused(kept[kind], rate_hz=1e-10)
 
 
 def test_binary_models_of_colmap_equal_those_in_text(kept):
@@ -412,8 +413,8 @@ def test_images_that_are_missing_or_damaged_are_skipped_and_counted(tmp_path, wa
 
 @pytest.mark.parametrize(
     "line",
-    ["", "x rgb/1.png", "9", "nan rgb/1.png", "-1 rgb/1.png", "1e40 rgb/1.png", "9 /etc/1.png",
-     "9 ../1.png", "9 rgb/\0.png"],
+    ["", "x rgb/1.png", "9", "nan rgb/1.png", "-1 rgb/1.png", "1e40 rgb/1.png",
+     "1305031102175 rgb/1.png", "9 /etc/1.png", "9 ../1.png", "9 rgb/\0.png"],
 )  # fmt: skip
 def test_lines_that_name_no_image_are_counted(tmp_path, walk, line):
     write_tum(tmp_path, *walk)
@@ -522,6 +523,15 @@ def test_damaged_binary_models_are_refused(tmp_path, walk, cut, name):
     if name == "images.bin":
         file.write_bytes(data[:78] + b"\xff" * 8)  # its 2D points end beyond any file
         assert name in refused(tmp_path / "binary")
+
+
+def test_images_of_another_model_nearby_are_not_taken(tmp_path, walk):
+    write_colmap(tmp_path / "a", *walk, model=".")
+    for file in (tmp_path / "a" / "images").iterdir():
+        shutil.move(file, tmp_path / "a" / file.name)
+    (tmp_path / "a" / "images").rmdir()
+    (tmp_path / "images").mkdir()
+    assert len(opened(tmp_path / "a")[1]) == FRAMES
 
 
 def test_a_model_without_images_beside_it_says_where_to_put_them(tmp_path, walk):

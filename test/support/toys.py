@@ -81,7 +81,7 @@ class Spacing(ScaleSource):
 class Diary(Layout):
     """Lines of ``seconds file x y z`` in diary.txt; the camera never turns."""
 
-    title, marks = "diary", "diary.txt"
+    title = "diary"
 
     def matches(self, folder):
         return (folder / "diary.txt").is_file()

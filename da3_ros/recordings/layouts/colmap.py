@@ -109,7 +109,7 @@ class ColmapModel(Layout):
     unit of their own, which is unknown.
     """
 
-    title, marks = "COLMAP", "cameras.txt or .bin, and images.txt or .bin"
+    title = "COLMAP"
     metric = False
     pose_per_image = True
 
@@ -174,14 +174,14 @@ def _found(folder: Path) -> _Model:
 
 def _image_folder(folder: Path, model: Path, suffix: str) -> Path:
     """Returns the folder that the names of a model's images start from. Raises RecordingError."""
-    where = folder.resolve()
-    for base in (where, where.parent, where.parent.parent):
-        if (base / IMAGES).is_dir():
-            return base / IMAGES
-    first = next(iter(_images((model, suffix))), None)
-    if first is not None and (where / first.name).is_file():
-        return where
-    raise RecordingError(f"{folder} is a COLMAP model without images: put them into {IMAGES}/")
+    where, first = folder.resolve(), next(_images((model, suffix)), None)
+    beside = [base / IMAGES for base in (where, where.parent, where.parent.parent)]
+    name = "" if first is None else first.name
+    having = [base for base in (*beside, where) if (base / name).is_file()]
+    having += [base for base in beside if base.is_dir()]  # the first image is missing
+    if not having:
+        raise RecordingError(f"{folder} is a COLMAP model without images: put them into {IMAGES}/")
+    return having[0]
 
 
 def _stamped(model: _Model, camera: str, rate_hz: float) -> Iterator[tuple[int, _PosedImage]]:
@@ -231,9 +231,7 @@ def _text_images(path: Path) -> Iterator[_PosedImage]:
         next(lines, None)  # its 2D points: an empty line if there are none
 
 
-def _read_binary(
-    path: Path, read: Callable[[BinaryIO], Iterator[Item]]
-) -> Iterator[Item]:  # fmt: skip
+def _read_binary(path: Path, read: Callable[[BinaryIO], Iterator[Item]]) -> Iterator[Item]:
     """Yields what ``read`` finds in a file. Raises RecordingError for a damaged one."""
     try:
         with path.open("rb") as file:

@@ -54,7 +54,7 @@ class EurocAsl(Layout):
     The truth's data.csv has the body's position and quaternion (w first) at stamps of its own.
     """
 
-    title, marks = "EuRoC (ASL)", "mav0/cam0"
+    title = "EuRoC (ASL)"
 
     def matches(self, folder: Path) -> bool:
         return bool(self.cameras(folder))

@@ -33,7 +33,7 @@ class KittiOdometry(Layout):
     Stamps are 1 s and the time of times.txt.
     """
 
-    title, marks = "KITTI odometry", "image_0 or image_2, and calib.txt or times.txt"
+    title = "KITTI odometry"
     pose_per_image = True
 
     def matches(self, folder: Path) -> bool:

@@ -1,6 +1,7 @@
 """What the layout of a data set says of its images, calibrations and true poses.
 
-Knows nothing of frames, pipelines and selections: a layout names files, and decodes no image.
+Knows nothing of frames, pipelines and selections: a layout names files, and decodes at most one
+image, for its size.
 """
 
 from __future__ import annotations
@@ -38,11 +39,8 @@ class Layout(abc.ABC):
     """A way to lay out a data set in a folder. ``rate_hz`` counts where it has no times."""
 
     title: str  # for messages
-    marks: str  # the files by which it is recognised, for messages
     metric = True  # whether true positions are in metres; else their unit is unknown
-    pose_per_image = (
-        False  # whether true poses belong to images; else they have stamps of their own
-    )
+    pose_per_image = False  # whether true poses have the stamps of images; else they have others
     depth_step_m = 0.001  # of a depth image's values
     no_depth: tuple[int, ...] = (0, 65535)  # values that mean unknown depth
 

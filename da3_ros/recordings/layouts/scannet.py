@@ -31,7 +31,7 @@ class ScanNet(Layout):
     camera_info.yaml replaces that of the file; without both it is unknown.
     """
 
-    title, marks = "ScanNet", "color or rgb, and pose"
+    title = "ScanNet"
     pose_per_image = True
 
     def matches(self, folder: Path) -> bool:
@@ -66,9 +66,10 @@ def _depth_files(folder: Path) -> Sequence[Path]:
 
 def _stamps(stems: Sequence[str], rate_hz: float) -> list[int]:
     """Returns the stamps in ns of images by their names without suffix."""
-    if all(stem.isdecimal() and len(stem) < len("1305031102") for stem in stems):
+    try:
         return [numbered_stamp(stem, rate_hz) for stem in stems]
-    return stamps_of(stems, rate_hz)
+    except ValueError:  # they are not numbers
+        return stamps_of(stems, rate_hz)
 
 
 def _calibration(folder: Path, files: Sequence[Path]) -> tuple[Calibration | None, str]:

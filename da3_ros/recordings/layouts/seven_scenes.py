@@ -38,7 +38,7 @@ class SevenScenes(Layout):
     default.
     """
 
-    title, marks = "7-Scenes", "frame-N.color.png"
+    title = "7-Scenes"
     pose_per_image = True
 
     def matches(self, folder: Path) -> bool:

@@ -12,12 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from da3_ros.geometry.poses import matrix_from_quaternion, nearest_rotation
-from da3_ros.recordings.base import RecordingError, stamp_of
+from da3_ros.recordings.base import LATEST_S, RecordingError, stamp_of
 from da3_ros.types import Array
 
 log = logging.getLogger(__name__)
 
-LATEST_S = 2**63 // 10**9  # what int64 nanoseconds can hold
 ROUNDING = 0.02  # of a rotation that was written with few digits, per element of R R^T
 
 Row = tuple[int, str]  # number of the line, and its text
@@ -111,7 +110,7 @@ def read_poses(
     for line in lines:
         try:
             yield read(line)
-        except (ValueError, IndexError) as error:
+        except ValueError as error:
             bad.append(f"line {line[0]}: {error}")
     if bad:
         log.warning("%s: %d lines without a pose are left out (%s)", path.name, len(bad), bad[0])

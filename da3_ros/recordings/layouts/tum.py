@@ -38,7 +38,7 @@ class TumRgbd(Layout):
     else of TUM's camera whose ``freiburgN`` is in the folder's name, else unknown.
     """
 
-    title, marks = "TUM RGB-D", "rgb.txt"
+    title = "TUM RGB-D"
     depth_step_m = 1 / 5000
 
     def matches(self, folder: Path) -> bool:
