@@ -10,6 +10,10 @@ times. The lengths of a COLMAP model are in its own unit, not in metres.
 ``--refine off on`` gives two rows per sequence: without and with the refinement by feature tracks.
 ``--dense off on`` likewise: without and with depth measured by images, which needs refinement.
 
+True depth is taken as seen by the colour camera, as TUM and ETH3D register it. That of 7-Scenes is
+not registered, and that of ScanNet has a K of its own: their depth errors include some pixels of
+offset.
+
 Depth of keyframes, as they are stored, is compared with the scale of the trajectory's Sim(3) fit:
 all pixels with true depth, those that are measured, and their share.
 
