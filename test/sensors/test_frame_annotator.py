@@ -22,12 +22,15 @@ def frame(stamp_ns, camera=""):
     return Frame(stamp_ns, image, frame_id=f"{camera}_optical", camera=camera)
 
 
-def annotator(prior=None, tree=None, **values):
+def annotator(prior=None, tree=None, mounts=None, **values):
     warned = []
     config = config_from_parameters(values, PipelineConfig)
     tree = TransformTree() if tree is None else tree
-    made = FrameAnnotator(config, tree, prior, lambda text, **options: warned.append(text))
-    return made, warned
+
+    def warn(text, **options):
+        warned.append(text)
+
+    return FrameAnnotator(config, tree, prior, warn, mounts=mounts), warned
 
 
 def test_a_frame_gets_the_robots_own_pose_at_its_stamp():
@@ -57,6 +60,18 @@ def test_the_cameras_of_a_rig_get_their_places_by_transforms():
     np.testing.assert_array_equal(front.T_rig_camera, np.eye(4))
     np.testing.assert_allclose(left.T_rig_camera, shifted(0.2))
     assert not warned
+
+
+def test_mounts_of_a_recording_come_before_transforms_and_after_parameters():
+    tree = TransformTree()
+    tree.add("front_optical", "left_optical", shifted(0.2), 0, static=True)
+    mounts = {"front": shifted(1.0), "left": shifted(1.3)}
+    frames = [frame(1, "front"), frame(1, "left")]
+    found = annotator(tree=tree, mounts=mounts, **RIG)[0].annotate(frames)
+    assert [f.T_rig_camera[0, 3] for f in found] == [1.0, 1.3]
+    poses = {"rig.poses": [0.0, 0, 0, 0, 0, 0, 1, 0.4, 0, 0, 0, 0, 0, 1]}
+    found = annotator(tree=tree, mounts=mounts, **RIG, **poses)[0].annotate(frames)
+    assert [f.T_rig_camera[0, 3] for f in found] == [0.0, 0.4]
 
 
 def test_without_prior_and_rig_a_frame_stays_as_it_is():
