@@ -55,6 +55,7 @@ setup(
     extras_require={
         "viewer": ["viser>=1.1,<2"],  # the view in a browser
         "fleet": ["ray>=2.60"],  # `da3_ros fleet`
+        "report": ["matplotlib>=3.5"],  # plots of `da3_ros report` and of a replay's report
         "mesh": ["scikit-image>=0.22"],  # `da3_ros export SCENE room.mesh.glb`
         # `da3_ros export-network --format onnx` and its check.
         "onnx": ["onnx>=1.17", "onnxruntime>=1.20", "onnxscript>=0.5"],

@@ -25,6 +25,7 @@ from da3_ros.cli.merge import add_merge
 from da3_ros.cli.models import add_models
 from da3_ros.cli.plan import add_plan
 from da3_ros.cli.replay import add_replay
+from da3_ros.cli.report import add_report
 from da3_ros.cli.synth_bag import add_synth_bag
 from da3_ros.cli.view import add_view
 from da3_ros.parameter_schema import ConfigError
@@ -122,6 +123,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_export_network(commands)
     add_merge(commands)
     add_view(commands)
+    add_report(commands)
     return parser
 
 

@@ -77,6 +77,9 @@ def add_selection(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--pictures", action="store_true", help="write a contact sheet and a picture of the cloud"
     )
+    command.add_argument(
+        "--no-report", action="store_true", help="write no report.html, which takes two seconds"
+    )
 
 
 def _run_replay(options: argparse.Namespace) -> int:
@@ -113,6 +116,7 @@ def replay_options(options: argparse.Namespace, recording: Path) -> ReplayOption
         every=options.every,
         rate_hz=options.rate,
         pictures=options.pictures,
+        report=not options.no_report,
         odometry=options.odometry,
         slam_path=options.slam_path,
         plan=options.plan,

@@ -9,6 +9,8 @@ import numpy as np
 from da3_ros.geometry.poses import mean_rotation
 from da3_ros.types import Array
 
+RANK = 1e-12  # of singular values: less counts as zero, relative to the largest one
+
 
 @dataclass(frozen=True, eq=False)
 class Similarity:
@@ -74,6 +76,25 @@ class Similarity:
             scale = float((moved * wanted).sum()) / extent if extent > 1e-12 else unmoved
             scale = scale if scale > 0 else unmoved
         return Similarity(scale, R, target - scale * R @ source)
+
+    @staticmethod
+    def of_points(target: Array, source: Array, scale: float | None = None) -> Similarity:
+        """The similarity that maps points [N, 3] to others with the least squared distances.
+
+        scale: None: the best one (Umeyama, PAMI 1991). Raises ValueError if the points leave the
+        rotation open: less than three, all in one location, or all on a line.
+        """
+        if not len(source):
+            raise ValueError("there are no points")
+        middle, wanted = source.mean(axis=0), target.mean(axis=0)
+        U, size, V = np.linalg.svd((target - wanted).T @ (source - middle))
+        if not size[1] > RANK * size[0]:
+            raise ValueError("the points are on a line, or all in one location")
+        signs = np.array([1.0, 1.0, np.sign(np.linalg.det(U) * np.linalg.det(V))])
+        R = U @ np.diag(signs) @ V
+        if scale is None:
+            scale = float((size * signs).sum() / ((source - middle) ** 2).sum())
+        return Similarity(scale, R, wanted - scale * R @ middle)
 
     @staticmethod
     def from_pose(T: Array) -> Similarity:

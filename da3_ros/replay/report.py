@@ -19,6 +19,7 @@ from da3_ros.parameter_schema import parameters
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.recordings import Recording
 from da3_ros.replay.results import ReplayOptions, ReplayScene, ReplaySummary
+from da3_ros.reporting.timeline import MEASURED_SUMS
 from da3_ros.types import Scale
 
 # Parameters of the live node only, and one that results do not depend on.
@@ -142,16 +143,31 @@ def measure_run(
     inference_s = sum(scene.results.inference_s for scene in scenes.values())
     dense = [scene.pipeline.scene_map.dense.so_far for scene in scenes.values()]
     measured = sum(one.keyframes for one in dense)
+    bins = [scene.results.timeline.rows for scene in scenes.values()]
     wall = time.perf_counter() - start
     peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
         "wall_s": wall,
         "frames_per_s": summary.counts["processed"] / wall,
         "inference_s_per_window": inference_s / max(windows, 1),
+        **{name: sum(float(rows[name].sum()) for rows in bins) for name in MEASURED_SUMS},
+        "dense_s": sum(one.seconds for one in dense),
         "dense_s_per_keyframe": sum(one.seconds for one in dense) / max(measured, 1),
         "peak_rss_mb": peak_kb / (2**20 if sys.platform == "darwin" else 2**10),
         "map_mb": sum(scene.pipeline.map.nbytes for scene in scenes.values()) / 2**20,
     }
+
+
+def measured_timelines(scenes: dict[str, ReplayScene]) -> dict[str, Any]:
+    """Returns times and memory along this run, by the name of the file that has the rest."""
+    results = [scene.results for scene in scenes.values()]
+    return {one.timeline_path.name: one.timeline.measured() for one in results}
+
+
+def write_measured(path: Path, content: dict[str, Any]) -> None:
+    """Write measured.json: a line for each entry, since timelines are long."""
+    lines = (f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in content.items())
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def write_json(path: Path, content: Any) -> None:

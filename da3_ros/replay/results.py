@@ -28,6 +28,8 @@ from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.pipeline.scene_map import SceneMap
 from da3_ros.replay.result_bag import ResultBag
 from da3_ros.replay.work_folder import SCENE, SPILL
+from da3_ros.reporting.timeline import NAME as TIMELINE_NAME
+from da3_ros.reporting.timeline import Timeline
 from da3_ros.sensors.frame_annotator import FrameAnnotator
 from da3_ros.types import Frame, TrackedFrame
 
@@ -60,6 +62,7 @@ class ReplayOptions:
     every: int = 1
     rate_hz: float = 10.0
     pictures: bool = False
+    report: bool = False  # write report.html
     odometry: str | None = None  # topic of the robot's own poses; None: the recording's only one
     slam_path: str | None = None  # topic of another SLAM's paths; None: the recording's only one
     plan: Path | None = None  # a report.json or a plan file whose plan is used exactly
@@ -68,7 +71,7 @@ class ReplayOptions:
 
     def of_results(self) -> dict[str, Any]:
         """Returns by name what the results depend on, beside input and scene to resume."""
-        others = ("input", "output", "plan", "resume", "go_on")
+        others = ("input", "output", "plan", "resume", "go_on", "report")
         return {
             f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in others
         }
@@ -205,6 +208,7 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
             scene_map, bag.library, settings, annotator.transforms, WarnOnce(),
             camera=camera, additional=additional, prior=annotator.prior is not None, timings=False,
         )  # fmt: skip
+        self.timeline = Timeline()
         self.windows, self.inference_s = 0, 0.0
         self.refined, self.tracks, self.reprojection_px = 0, 0, 0.0  # windows, and sums over them
         self._units: set[bool] = set()  # True, False: whether frames were metric
@@ -251,7 +255,9 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
                 self.reprojection_px += frame.window.reprojection_px
         for published in self.output.messages.frame(frame):
             self.bag.write(published, frame.stamp_ns)
-        if frame.camera not in self._leading:
+        leads, R_ros_map = frame.camera in self._leading, self.output.messages.T_ros_map[:3, :3]
+        self.timeline.add(frame, R_ros_map, leading=leads)
+        if not leads:
             return
         self._units.add(frame.scale.metric)
         self.track_sampler.add(frame)
@@ -268,6 +274,7 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
         if len(pipeline.map.table.path):
             self._write_scene(pipeline)
         self.track_sampler.write(self._path(TRACKS_NAME))
+        self.timeline.write(self.timeline_path)
         if self.sheet is not None:
             write_png(self._path("contact_sheet.png"), self.sheet.picture())
             write_png(self._path("cloud.png"), render_scene(pipeline.scene()))
@@ -287,6 +294,11 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
         views = SceneViews(path=pipeline.path, scene=lambda: scene.of_component(component))
         for topic in SCENE_TOPICS:
             self.bag.write(self.output.messages.scene(topic, views, stamp), stamp)
+
+    @property
+    def timeline_path(self) -> Path:
+        """The file of the timeline."""
+        return self._path(TIMELINE_NAME)
 
     def _path(self, name: str) -> Path:
         path = self.folder / name

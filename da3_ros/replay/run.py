@@ -58,7 +58,12 @@ from da3_ros.replay.checkpoint import (
 from da3_ros.replay.log_lines import logs_above_bars
 from da3_ros.replay.object_state import StateError
 from da3_ros.replay.replay_state import ReplayState
-from da3_ros.replay.report import measure_run, write_json, write_report
+from da3_ros.replay.report import (
+    measure_run,
+    measured_timelines,
+    write_measured,
+    write_report,
+)
 from da3_ros.replay.results import (
     ReplayError,
     ReplayOptions,
@@ -67,6 +72,9 @@ from da3_ros.replay.results import (
     WarnOnce,
 )
 from da3_ros.replay.work_folder import OutputError, open_work_folder
+from da3_ros.reporting.figures import ReportError
+from da3_ros.reporting.page import NAME, write_page
+from da3_ros.reporting.run_files import TIMELINES
 from da3_ros.sensors.frame_annotator import FrameAnnotator
 
 log = logging.getLogger(__name__)
@@ -130,7 +138,10 @@ def replay(
             without_prior, scenes = annotator.without_prior, state.scenes
             summary = write_report(options, settings, scenes, without_prior, recording, work.path)
             summary.measured = measure_run(summary, scenes, start)
-            write_json(work.path / MEASURED, {**summary.measured, BEGAN_IN: run["--resume"]})
+            more = {BEGAN_IN: run["--resume"], TIMELINES: measured_timelines(scenes)}
+            write_measured(work.path / MEASURED, summary.measured | more)
+            if options.report:
+                _write_page(work.path)
             summary.files = work.finish({**summary.about(), "run": run})
             work.publish(options.output)
     except StateError as error:
@@ -141,6 +152,14 @@ def replay(
     ) as error:  # fmt: skip
         raise ReplayError(str(error)) from error
     return summary
+
+
+def _write_page(folder: Path) -> None:
+    """Writes report.html; a failure costs that page only."""
+    try:
+        write_page(folder, folder / NAME)
+    except (ReportError, ExportError) as error:
+        log.warning("%s could not be written: %s", NAME, error)
 
 
 def _open_pipelines(

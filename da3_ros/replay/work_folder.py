@@ -33,8 +33,13 @@ SCENE = (
 )
 SPILL = "points.spill"  # what memory cannot hold, likewise
 UNFINISHED = "unfinished"
-SUFFIXES = (".mcap", ".glb", ".ply", ".tum", ".json", ".npz", ".png")  # of results
-OPTIONAL = ("tracks.npz", "contact_sheet.png", "cloud.png")  # files that not every replay writes
+SUFFIXES = (".mcap", ".glb", ".ply", ".tum", ".json", ".npz", ".png", ".html")  # of results
+OPTIONAL = (
+    "tracks.npz",
+    "contact_sheet.png",
+    "cloud.png",
+    "report.html",
+)  # files that not every replay writes
 
 
 class OutputError(RuntimeError):

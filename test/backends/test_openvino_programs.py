@@ -21,7 +21,8 @@ from da3_ros.cli import main
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 QUICK = ["-p", "model:=da3-tiny", "-p", "checkpoint:=random", "-p", "process_res:=56",
-         "-p", "window.size:=4", "-p", "mixed_precision:=off", "-p", "device:=cpu"]  # fmt: skip
+         "-p", "window.size:=4", "-p", "mixed_precision:=off", "-p", "device:=cpu",
+         "--no-report"]  # fmt: skip
 SAME = ("report.json", "trajectory.tum", "scene.ply", "scene.glb", "output.mcap")
 
 

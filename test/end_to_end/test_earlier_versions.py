@@ -71,7 +71,7 @@ def test_a_replay_output_is_read_exported_and_gone_on_from(folder, tmp_path):
     write_synthetic_bag(tmp_path / "bag", camera)
     code = main([
         "replay", str(tmp_path / "bag"), "--output", str(tmp_path / "out"),
-        "--config", str(folder / "parameters.yaml"),
+        "--config", str(folder / "parameters.yaml"), "--no-report",
         "--plan", str(output / "report.json"), "--resume", str(output),
     ])  # fmt: skip
     assert code == 0

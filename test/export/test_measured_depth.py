@@ -34,6 +34,7 @@ def replayed(tmp_path_factory):
     assert main(["synth-bag", str(folder / "bag"), *walk]) == 0
     values = [f"-p{name}" for name in ("model:=da3-tiny", "process_res:=168", "device:=cpu",
                                       "backend:=torch", "map.voxel_m:=0.03")]  # fmt: skip
+    values.append("--no-report")
     assert main(["replay", str(folder / "bag"), "--output", str(folder / "out"), *values]) == 0
     return folder
 

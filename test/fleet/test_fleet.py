@@ -38,6 +38,7 @@ PARAMETERS = [
                   "mixed_precision:=off", "backend:=torch")
     for word in ("-p", value)
 ]  # fmt: skip
+PARAMETERS.append("--no-report")
 OWN = {LOG, OUTCOME, "measured.json"}  # files that a single replay has not, or with other times
 PATIENCE_S = 240.0
 

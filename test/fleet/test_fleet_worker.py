@@ -25,6 +25,7 @@ from da3_ros.synthetic import SyntheticCamera
 QUICK = ("model:=da3-tiny", "checkpoint:=random", "window.size:=5", "mixed_precision:=off",
          "backend:=torch")  # fmt: skip
 PARAMETERS = [word for value in (*QUICK, "process_res:=84") for word in ("-p", value)]
+PARAMETERS.append("--no-report")
 FRAMES = 6  # of each recording
 OWN = {LOG, OUTCOME, "measured.json"}  # files that a single replay has not, or with other times
 

@@ -20,8 +20,8 @@ BELOW_CONFIG = {"backends", "network", "scale_sources", "splats", "geometry"}
 ROOMS = {
     "cli": {
         "backends", "derived", "drawing", "export", "fleet", "inference", "keyframe_store",
-        "mapping", "merging", "network", "recordings", "replay", "scale_sources", "synthetic",
-        "viewer",
+        "mapping", "merging", "network", "recordings", "replay", "reporting", "scale_sources",
+        "synthetic", "viewer",
     },
     "ros": {
         "drawing", "export", "geometry", "inference", "live", "mapping", "messages", "network",
@@ -30,7 +30,10 @@ ROOMS = {
     "fleet": {"export", "inference", "merging", "recordings", "replay"},
     "replay": {
         "drawing", "export", "inference", "keyframe_store", "live", "mapping", "messages",
-        "network", "pipeline", "recordings", "refinement", "sensors",
+        "network", "pipeline", "recordings", "refinement", "reporting", "sensors",
+    },
+    "reporting": {
+        "drawing", "export", "geometry", "keyframe_store", "mapping", "recordings",
     },
     "merging": {
         "export", "geometry", "inference", "keyframe_store", "mapping", "pipeline", "refinement",

@@ -582,7 +582,15 @@ def test_a_checkpoint_is_on_the_disk_with_all_that_it_counts(
 @pytest.mark.parametrize("kill", long_after(1, [signal.SIGKILL, signal.SIGINT]))
 def test_a_killed_replay_goes_on(bag, tmp_path, kill):
     output = tmp_path / "out"
-    arguments = ["replay", str(bag), "--camera", "/camera/image_raw", "--end", "3.5"]
+    arguments = [
+        "replay",
+        str(bag),
+        "--no-report",
+        "--camera",
+        "/camera/image_raw",
+        "--end",
+        "3.5",
+    ]
     values = ("model:=da3-tiny", "process_res:=84", "backend:=torch", "mixed_precision:=off")
     arguments += [x for a in (*values, "window.size:=5") for x in ("-p", a)]
     program, told = tmp_path / "often.py", tmp_path / "told"

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -32,9 +33,10 @@ SIZE = (140, 112)
 FRAMES = 9
 QUICK = ["-p", "model:=da3-tiny", "-p", "checkpoint:=random", "-p", "process_res:=140",
          "-p", "window.size:=4", "-p", "window.new:=2", "-p", "mixed_precision:=off",
-         "-p", "backend:=torch"]  # fmt: skip
+         "-p", "backend:=torch", "--no-report"]  # fmt: skip
+VALUES = [word for word in QUICK if ":=" in word]
 RESULTS = {"output.mcap", "scene.glb", "scene.ply", "trajectory.tum", "report.json",
-           "measured.json", "scene"}  # fmt: skip
+           "measured.json", "timeline.json", "scene"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +55,7 @@ def bag(camera, tmp_path_factory):
 def true_run(camera, bag, tmp_path_factory):
     """A replay with exact windows instead of a network: the files can be held against the room."""
     output = tmp_path_factory.mktemp("replay") / "out"
-    assignments = [QUICK[i] for i in range(1, len(QUICK), 2)]
-    settings = load_config(None, [*assignments, "map.voxel_m:=0.03", "refinement.enabled:=false"])
+    settings = load_config(None, [*VALUES, "map.voxel_m:=0.03", "refinement.enabled:=false"])
     summary = replay(ReplayOptions(bag, output), settings, TruthSession(camera))
     return output, summary
 
@@ -172,12 +173,18 @@ def same_bytes(a, b, but):
 @pytest.mark.long
 @pytest.mark.process
 def test_two_runs_give_the_same_bytes_but_for_the_measurements(bag, tmp_path):
+    with_report = [word for word in QUICK if word != "--no-report"]
     for name in ("a", "b"):
-        done = run_anew("replay", bag, "--output", tmp_path / name, "--pictures", *QUICK)
+        done = run_anew("replay", bag, "--output", tmp_path / name, "--pictures", *with_report)
         assert done.returncode == 0, done.stderr
     names = sorted(p.name for p in (tmp_path / "a").iterdir())
-    assert set(names) == RESULTS | {"cloud.png", "contact_sheet.png", "tracks.npz"}
-    same_bytes(tmp_path / "a", tmp_path / "b", {"measured.json"})
+    more = {"cloud.png", "contact_sheet.png", "tracks.npz", "report.html"}
+    assert set(names) == RESULTS | more
+    same_bytes(tmp_path / "a", tmp_path / "b", {"measured.json", "report.html"})
+    pages = [(tmp_path / name / "report.html").read_text() for name in ("a", "b")]
+    first, second = (re.sub(r'<section id="cost">.*?</section>', "", p, flags=re.S) for p in pages)
+    assert first == second
+    assert len(first) < len(pages[0])
 
 
 @pytest.mark.long
@@ -359,7 +366,7 @@ def test_a_wrong_parameter_is_a_usage_error_that_names_it(bag, tmp_path, capsys)
 def test_output_that_is_a_file_is_refused(bag, tmp_path):
     (tmp_path / "out").write_text("")
     with pytest.raises(ReplayError, match="is a file"):
-        replay(ReplayOptions(bag, tmp_path / "out"), load_config(None, QUICK[1::2]))
+        replay(ReplayOptions(bag, tmp_path / "out"), load_config(None, VALUES))
 
 
 @pytest.mark.process
@@ -414,8 +421,7 @@ def test_peak_memory_does_not_grow_with_the_recording(tmp_path):
 
 @pytest.mark.slow
 def test_a_recording_in_two_parts_is_one_scene(camera, bag, tmp_path):
-    assignments = [QUICK[i] for i in range(1, len(QUICK), 2)]
-    settings = load_config(None, [*assignments, "map.voxel_m:=0.03", "refinement.enabled:=false"])
+    settings = load_config(None, [*VALUES, "map.voxel_m:=0.03", "refinement.enabled:=false"])
     first = ReplayOptions(bag, tmp_path / "one", end_s=0.45)
     replay(first, settings, TruthSession(camera))
     second = ReplayOptions(bag, tmp_path / "two", start_s=0.45, resume=tmp_path / "one")

@@ -137,7 +137,7 @@ def registered(monkeypatch, name):
 def test_a_replay_stores_gaussians_and_its_scene_is_exported(monkeypatch, tmp_path, name, capsys):
     registered(monkeypatch, name)
     write_synthetic_bag(tmp_path / "bag", SyntheticCamera(seed=2, size=(112, 84), frames=8))
-    words = ["replay", str(tmp_path / "bag"), "--output", str(tmp_path / "out")]
+    words = ["replay", str(tmp_path / "bag"), "--output", str(tmp_path / "out"), "--no-report"]
     values = (*VALUES, f"model:={name}", "splats.enabled:=true")
     assert main([*words, *(word for value in values for word in ("-p", value))]) == 0
     with StoredScene.open(tmp_path / "out" / "scene") as stored:
@@ -159,7 +159,13 @@ def test_gaussians_change_nothing_else(monkeypatch, tmp_path):
     write_synthetic_bag(tmp_path / "bag", SyntheticCamera(seed=2, size=(112, 84), frames=8))
     for enabled in ("true", "false"):
         values = (*VALUES, "model:=da3-giant", "backend:=torch", f"splats.enabled:={enabled}")
-        words = ["replay", str(tmp_path / "bag"), "--output", str(tmp_path / enabled)]
+        words = [
+            "replay",
+            str(tmp_path / "bag"),
+            "--no-report",
+            "--output",
+            str(tmp_path / enabled),
+        ]
         assert main([*words, *(word for value in values for word in ("-p", value))]) == 0
     for name in ("trajectory.tum", "scene.ply", "output.mcap"):
         a, b = (tmp_path / e / name for e in ("true", "false"))

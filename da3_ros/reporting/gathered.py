@@ -1,0 +1,80 @@
+"""All that a page shows, read once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from da3_ros.recordings.true_poses import TruePoses
+from da3_ros.reporting.advice import Advices, Evidence, advices_of
+from da3_ros.reporting.course import poses_of
+from da3_ros.reporting.keyframes import (
+    ShownKeyframe,
+    TrackedFramePicture,
+    shown_keyframes,
+    tracked_frames,
+)
+from da3_ros.reporting.run_files import KeptScene, Run, read_run
+from da3_ros.reporting.truth import Compared, compared
+
+
+@dataclass(frozen=True, eq=False)
+class ShownScene:
+    """A scene of the run, with what is shown of it."""
+
+    kept: KeptScene
+    keyframes: list[ShownKeyframe]
+    tracked: list[TrackedFramePicture]
+    compared: Compared | None  # None: there is no truth
+    begin_ns: int  # stamp at which its time begins
+    is_only: bool  # whether the run has no other scene
+
+    @property
+    def of(self) -> str:
+        """What names the camera in a caption."""
+        return f" of {self.kept.camera}" if self.kept.camera and not self.is_only else ""
+
+
+@dataclass(frozen=True, eq=False)
+class Gathered:
+    """All that a page shows."""
+
+    run: Run
+    scenes: list[ShownScene]
+    evidence: Evidence
+    advices: Advices
+    draws: bool  # whether plots can be drawn
+
+
+def gathered(source: Path, truth: TruePoses | None) -> Gathered:
+    """Reads all that is shown of a replay's output folder, or of a saved scene.
+
+    Raises ReportError.
+    """
+    run = read_run(source)
+    scenes = [
+        ShownScene(
+            kept, shown_keyframes(kept), tracked_frames(kept),
+            None if truth is None else compared(kept, truth), _begin_ns(kept),
+            is_only=len(run.scenes) == 1,
+        )
+        for kept in run.scenes
+    ]  # fmt: skip
+    evidence = Evidence(run, [one for kept in scenes for one in kept.keyframes])
+    return Gathered(run, scenes, evidence, advices_of(evidence), _can_draw())
+
+
+def _begin_ns(kept: KeptScene) -> int:
+    if kept.timeline is not None and len(kept.timeline):
+        return int(kept.timeline["first_ns"][0])
+    if kept.scene is None or not len(kept.scene.poses):
+        return 0
+    return int(poses_of(kept.scene)[0].min())
+
+
+def _can_draw() -> bool:
+    try:
+        import matplotlib.figure  # noqa: F401 - slow to import
+    except ImportError:
+        return False
+    return True

@@ -1,0 +1,164 @@
+"""Pictures of a few stored keyframes, and of frames with their tracks, small enough for a page."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from da3_ros.drawing.colormaps import colorize_confidence, colorize_depth
+from da3_ros.drawing.track_sheet import draw_tracks
+from da3_ros.drawing.tracks_file import load_tracks
+from da3_ros.export.checked_files import SceneFileError
+from da3_ros.keyframe_store.journal import JournalError
+from da3_ros.keyframe_store.store import StoredScene
+from da3_ros.reporting.run_files import KeptScene
+from da3_ros.types import FloatImage, Image
+
+log = logging.getLogger(__name__)
+
+MOST = 12  # keyframes of a scene
+MOST_TRACKED = 6  # frames with tracks
+SIDE = 320  # longest side of a picture, pixels
+QUALITY = 78  # of JPEG
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image for the page."""
+
+    title: str
+    url: str  # with the data
+    size: tuple[int, int]  # (width, height), pixels
+
+
+@dataclass(frozen=True)
+class ShownKeyframe:
+    """A keyframe to show. Lengths in the scene's unit."""
+
+    stamp_ns: int
+    camera: str
+    near: float  # 2nd and 98th percentile of its depth: the range of the colours
+    far: float
+    known: float  # share 0..1 of pixels with depth
+    measured: float  # share of pixels whose depth images have measured; NaN: none is stored
+    baseline: float  # distance to its camera's next keyframe over its median depth; NaN: unknown
+    pictures: tuple[Picture, ...]
+
+
+def shown_keyframes(kept: KeptScene) -> list[ShownKeyframe]:
+    """Returns an even choice of a scene's keyframes; leaves out damaged ones, with a warning."""
+    if kept.stored is None:
+        return []
+    try:
+        with kept.stored.keyframes() as stored:
+            return list(_shown(stored))
+    except JournalError as error:
+        log.warning("keyframes are left out: %s", error)
+        return []
+
+
+def _shown(stored: StoredScene) -> Iterator[ShownKeyframe]:
+    keys = sorted(stored.images, key=lambda key: (stored.frames[key].stamp_ns, key))
+    chosen = np.linspace(0, len(keys) - 1, min(MOST, len(keys))).round().astype(int)
+    for at in chosen:
+        try:
+            yield _one(stored, keys, int(at))
+        except JournalError as error:
+            log.warning("%s: it is left out", error)
+
+
+def _one(stored: StoredScene, keys: list[int], at: int) -> ShownKeyframe:
+    keyframe, dense = stored.load(keys[at]), stored.load_measured(keys[at])
+    submap = stored.submaps[keyframe.pose.submap]
+    unit = submap.T_map_submap.scale * (stored.map.scene_scale if stored.map.metric else 1.0)
+    finite = keyframe.depth[np.isfinite(keyframe.depth)]
+    near, middle, far = np.percentile(finite, (2, 50, 98)) if len(finite) else (math.nan,) * 3
+    colors = (near, max(far, 1.001 * near + 1e-9)) if len(finite) else (0.0, 1.0)
+    pictures = [
+        picture("image", keyframe.image),
+        picture("depth of the network", colorize_depth(keyframe.depth, colors)),
+        picture("confidence", colorize_confidence(keyframe.confidence)),
+    ]
+    measured = math.nan
+    if dense is not None:
+        measured = float(dense.measured.mean())
+        depth: FloatImage = np.where(dense.measured, dense.depth, np.float32(np.nan))
+        pictures.append(picture("depth measured by images", colorize_depth(depth, colors)))
+    return ShownKeyframe(
+        keyframe.pose.stamp_ns, keyframe.pose.camera, unit * near, unit * far,
+        float(np.isfinite(keyframe.depth).mean()), measured,
+        _baseline(stored, keys, at) / (submap.T_map_submap.scale * middle), tuple(pictures),
+    )  # fmt: skip
+
+
+def _baseline(stored: StoredScene, keys: list[int], at: int) -> float:
+    """Returns the distance from a keyframe to its camera's next one, in the map's unit; NaN: there
+    is none whose relative pose is measured."""
+    one = stored.frames[keys[at]]
+    for key in keys[at + 1 :]:
+        other = stored.frames[key]
+        if other.camera != one.camera:
+            continue
+        first, second = (stored.submaps[frame.submap] for frame in (one, other))
+        if first.chain != second.chain:
+            break
+        ends = [
+            submap.T_map_submap.points(frame.T_submap_camera[:3, 3])
+            for submap, frame in ((first, one), (second, other))
+        ]
+        return float(np.linalg.norm(ends[1] - ends[0]))
+    return math.nan
+
+
+@dataclass(frozen=True)
+class TrackedFramePicture:
+    """A frame with its tracks drawn on it."""
+
+    stamp_ns: int
+    tracks: int
+    rms_px: float  # reprojection error of the tracks; NaN: none has a point
+    picture: Picture
+
+
+def tracked_frames(kept: KeptScene) -> list[TrackedFramePicture]:
+    """Returns an even choice of the frames whose tracks are kept; none, with a warning, if their
+    file is damaged."""
+    if kept.tracks is None:
+        return []
+    try:
+        frames = load_tracks(kept.tracks)
+    except SceneFileError as error:
+        log.warning("tracks are left out: %s", error)
+        return []
+    chosen = np.linspace(0, len(frames) - 1, min(MOST_TRACKED, len(frames))).round().astype(int)
+    out = []
+    for frame in (frames[k] for k in chosen):
+        width, height = frame.image().shape[1::-1]
+        factor = SIDE / max(width, height)
+        size = max(1, round(factor * width)), max(1, round(factor * height))
+        drawn = np.ascontiguousarray(draw_tracks([frame], size)[: size[1]])  # without its text
+        history = frame.track_history
+        out.append(TrackedFramePicture(
+            frame.stamp_ns, len(history), float(history.rms_px), picture("tracks", drawn)
+        ))  # fmt: skip
+    return out
+
+
+def picture(title: str, image: Image) -> Picture:
+    """Returns an image RGB [H, W, 3] as a small JPEG."""
+    factor = SIDE / max(image.shape[:2])
+    small: NDArray[np.uint8] = image
+    if factor < 1:
+        size = tuple(max(1, round(factor * side)) for side in image.shape[1::-1])
+        small = np.asarray(cv2.resize(image, size, interpolation=cv2.INTER_AREA), np.uint8)
+    bgr = cv2.cvtColor(small, cv2.COLOR_RGB2BGR)
+    data = cv2.imencode(".jpg", bgr, (cv2.IMWRITE_JPEG_QUALITY, QUALITY))[1].tobytes()
+    url = "data:image/jpeg;base64," + base64.b64encode(data).decode()
+    return Picture(title, url, (small.shape[1], small.shape[0]))

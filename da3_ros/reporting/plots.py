@@ -1,0 +1,311 @@
+"""Plots of a report as SVG texts, whose colours are those of the page. Needs matplotlib.
+
+Colours are written as variables of the page's style, so that a plot is readable on dark and on
+light ground; its texts stay texts, in the page's font.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from da3_ros.reporting.timeline import CAUSES
+from da3_ros.types import Array
+
+MISSING = (
+    "plots need matplotlib, which is missing: pip install 'da3_ros[report]', or apt install "
+    "python3-matplotlib"
+)
+MOST_POINTS = 2000  # of a line
+WIDTH, HEIGHT = 5.4, 3.1  # of a plot, inches of 72 points
+ELLIPSES = 10  # of uncertainty, along a path
+# Colours as matplotlib gets them, and as the page's style names them (``page.STYLE``).
+INK, GRID = "#010101", "#020202"
+SERIES = ("#030301", "#030302", "#030303", "#030304", "#030305", "#030306")
+VARIABLES = {INK: "var(--ink)", GRID: "var(--grid)"} | {
+    color: f"var(--series{number})" for number, color in enumerate(SERIES, 1)
+}
+OTHER = GRID  # of what is beyond the series
+RC: dict[str, Any] = {
+    "font.size": 9.0, "font.family": "sans-serif", "svg.fonttype": "none",
+    "svg.hashsalt": "da3_ros",
+    "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": GRID, "axes.titlesize": 9.0,
+    "xtick.color": INK, "ytick.color": INK, "grid.color": GRID, "grid.linewidth": 0.5,
+    "axes.grid": True, "axes.axisbelow": True, "axes.spines.top": False,
+    "axes.spines.right": False, "axes.facecolor": "none", "figure.facecolor": "none",
+    "legend.frameon": False, "legend.fontsize": 8.0, "lines.linewidth": 1.3,
+    "savefig.facecolor": "none", "axes.formatter.useoffset": False,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """A path to draw."""
+
+    name: str
+    points: Array  # [N, 3] in the axes of ROS; rows of NaN interrupt it
+    seconds: Array  # [N] since the beginning
+    color: str
+    dashed: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """Standard deviations of the position along a path."""
+
+    points: Array  # [N, 3]
+    seconds: Array  # [N]
+    sigma: Array  # [N, 3]
+
+
+def top_view(lines: Sequence[Line], spread: Spread | None, unit: str) -> str:
+    """Returns paths from above, with ellipses of one standard deviation."""
+    from matplotlib.patches import Ellipse
+
+    with _figure(1.25 * HEIGHT) as (figure, done):
+        axes = figure.subplots()
+        for line in lines:
+            x, y = _thinned(line.points[:, :2]).T
+            axes.plot(x, y, "--" if line.dashed else "-", color=line.color, label=line.name)
+        for k in _even(0 if spread is None else len(spread.points), ELLIPSES):
+            assert spread is not None
+            at, size = spread.points[k, :2], 2 * spread.sigma[k, :2]
+            label = "position ± 1 standard deviation" if k == 0 else None
+            axes.add_patch(Ellipse(
+                (at[0], at[1]), size[0], size[1], facecolor=SERIES[0], edgecolor=SERIES[0],
+                linewidth=0.8, alpha=0.1, label=label,
+            ))  # fmt: skip
+        start = lines[0].points[np.isfinite(lines[0].points).all(axis=1)][:1]
+        axes.plot(start[:, 0], start[:, 1], "o", color=INK, markersize=4, label="start")
+        axes.set_aspect("equal", adjustable="datalim")
+        axes.set_xlabel(f"x, forward at the start ({unit})")
+        axes.set_ylabel(f"y, left at the start ({unit})")
+        _legend(axes)
+    return done()
+
+
+def height_plot(lines: Sequence[Line], spread: Spread | None, unit: str) -> str:
+    """Returns the height of paths over time, with a band of one standard deviation."""
+    with _figure() as (figure, done):
+        axes = figure.subplots()
+        scale, name = time_unit(max((_last(line.seconds) for line in lines), default=0.0))
+        for line in lines:
+            both = _thinned(np.column_stack((line.seconds, line.points[:, 2])))
+            style = "--" if line.dashed else "-"
+            axes.plot(both[:, 0] / scale, both[:, 1], style, color=line.color, label=line.name)
+        if spread is not None and len(spread.points):
+            z, sigma = spread.points[:, 2], spread.sigma[:, 2]
+            t = spread.seconds / scale
+            axes.fill_between(t, z - sigma, z + sigma, color=SERIES[0], alpha=0.25, linewidth=0,
+                              label="± 1 standard deviation")  # fmt: skip
+        axes.set_xlabel(f"time ({name})")
+        axes.set_ylabel(f"z, height above the start ({unit})")
+        _legend(axes)
+    return done()
+
+
+def frames_plot(rows: NDArray[np.void]) -> str:
+    """Returns the share of frames over time that have depth, and that have none, by cause."""
+    with _figure(0.8 * HEIGHT) as (figure, done):
+        axes = figure.subplots()
+        seconds, scale, name = _times(rows)
+        groups = _groups(rows)
+        total = np.maximum(groups["frames"], 1)
+        lost = [(cause, groups[f"blind_{cause}"]) for cause in CAUSES]
+        lost = [(cause, count) for cause, count in lost if count.any()]
+        seen = total - sum((count for _, count in lost), np.zeros(len(total)))
+        shares = [100 * seen / total, *(100 * count / total for _, count in lost)]
+        colors = [SERIES[0], *(SERIES[1 + k % (len(SERIES) - 1)] for k in range(len(lost)))]
+        starts = np.append(_group_starts(rows, seconds), seconds[-1]) / scale
+        labels = ["with depth", *(f"no depth: {cause}" for cause, _ in lost)]
+        base = np.zeros(len(total))
+        for share, color, label in zip(shares, colors, labels, strict=True):
+            axes.stairs(base + share, starts, baseline=base, fill=True, color=color, alpha=0.75,
+                        label=label)  # fmt: skip
+            base = base + share
+        axes.set_ylim(0, 100)
+        axes.set_xlabel(f"time ({name})")
+        axes.set_ylabel("frames (%)")
+        _legend(axes)
+    return done()
+
+
+def tracks_plot(rows: NDArray[np.void]) -> str:
+    """Returns the tracks per window and their reprojection error over time."""
+    with _figure(1.25 * HEIGHT) as (figure, done):
+        above, below = figure.subplots(2, sharex=True)
+        seconds, scale, name = _times(rows)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            tracks = rows["tracks"] / rows["windows"]
+            error = rows["reprojection_px"] / rows["refined"]
+        for axes, values, label in (
+            (above, tracks, "tracks per window"), (below, error, "reprojection error (px)")
+        ):  # fmt: skip
+            known = np.isfinite(values)
+            axes.plot(seconds[known] / scale, values[known], color=SERIES[0], label=label)
+            axes.set_ylabel(label)
+            axes.set_ylim(bottom=0)
+        closed = seconds[rows["loops"] > 0] / scale
+        if len(closed):
+            below.vlines(
+                closed, 0, 1, color=SERIES[2], linewidth=0.8, label="a loop corrects the map",
+                transform=below.get_xaxis_transform(),
+            )  # fmt: skip
+            _legend(below)
+        below.set_xlabel(f"time ({name})")
+    return done()
+
+
+def scale_plot(rows: NDArray[np.void]) -> str:
+    """Returns the scale over time, with a band of one standard deviation."""
+    with _figure(0.8 * HEIGHT) as (figure, done):
+        axes = figure.subplots()
+        known = np.isfinite(rows["scale"])
+        seconds, scale, name = _times(rows)
+        t, value = seconds[known] / scale, rows["scale"][known]
+        axes.plot(t, value, color=SERIES[0], label="scale")
+        sigma = value * rows["scale_sigma"][known]
+        if np.isfinite(sigma).any():
+            axes.fill_between(t, value - sigma, value + sigma, color=SERIES[0], alpha=0.25,
+                              linewidth=0, label="± 1 standard deviation")  # fmt: skip
+        axes.set_xlabel(f"time ({name})")
+        axes.set_ylabel("metres per unit of the scene")
+        _legend(axes)
+    return done()
+
+
+def memory_plot(rows: NDArray[np.void]) -> str:
+    """Returns the time per window and the memory of the process along the recording."""
+    with _figure(1.25 * HEIGHT) as (figure, done):
+        above, below = figure.subplots(2, sharex=True)
+        seconds, scale, name = _times(rows)
+        some = rows["windows"] > 0
+        at, count = seconds[some] / scale, rows["windows"][some]
+        for column, label, color in (
+            ("window_s", "whole window", SERIES[0]), ("inference_s", "network", SERIES[1]),
+            ("refinement_s", "refinement", SERIES[2]),
+        ):  # fmt: skip
+            above.plot(at, rows[column][some] / count, color=color, label=label)
+        above.set_ylabel("time per window (s)")
+        above.set_ylim(bottom=0)
+        _legend(above)
+        below.plot(at, rows["memory_mb"][some], color=SERIES[0])
+        below.set_ylabel("memory (MiB)")
+        below.set_ylim(bottom=0)
+        below.set_xlabel(f"time in the recording ({name})")
+    return done()
+
+
+def error_plot(lines: Sequence[tuple[str, Array, Array]], unit: str) -> str:
+    """Returns errors of the position over time: of each line its name, seconds [N], lengths
+    [N]."""
+    with _figure(0.9 * HEIGHT) as (figure, done):
+        axes = figure.subplots()
+        scale, name = time_unit(max((_last(seconds) for _, seconds, _ in lines), default=0.0))
+        for (label, seconds, error), color in zip(lines, SERIES, strict=False):
+            both = _thinned(np.column_stack((seconds / scale, error)))
+            axes.plot(both[:, 0], both[:, 1], color=color, label=label)
+        axes.set_xlabel(f"time ({name})")
+        axes.set_ylabel(f"error of the position ({unit})")
+        axes.set_ylim(bottom=0)
+        _legend(axes)
+    return done()
+
+
+def time_unit(seconds: float) -> tuple[float, str]:
+    """Returns the seconds of a unit that suits a duration, and its name."""
+    if seconds >= 3 * 3600:
+        return 3600.0, "h"
+    return (60.0, "min") if seconds >= 600 else (1.0, "s")
+
+
+@contextmanager
+def _figure(height: float = HEIGHT) -> Iterator[tuple[Any, Callable[[], str]]]:
+    """Yields an empty figure, and what returns its SVG afterwards. Nobody's settings count, and
+    none stay."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    drawn: list[str] = []
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        settings: Any = matplotlib.rcParams
+        settings.update(RC)
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        yield figure, lambda: drawn[0]
+        file = io.StringIO()
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+        drawn.append(_for_page(file.getvalue()))
+
+
+def _for_page(svg: str) -> str:
+    """Returns an SVG to be put into a page: without head, style and metadata of a file."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<!--.*?-->", "", svg,
+                 flags=re.S)  # fmt: skip
+    svg = re.sub(r'<g id="[^"]*">', "<g>", svg)
+    svg = re.sub(r'(<svg\b[^>]*?) (?:width|height)="[^"]*"', r"\1", svg)
+    svg = re.sub(r'(<svg\b[^>]*?) (?:width|height)="[^"]*"', r"\1", svg)
+    svg = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", svg)
+    svg = re.sub(r"font-family: [^;\"]*;? ?", "", svg)
+    for color, variable in VARIABLES.items():
+        svg = svg.replace(color, variable)
+    return re.sub(r"\n\s*", "\n", svg).strip()
+
+
+def _legend(axes: Any) -> None:
+    """Puts a legend above the plot, where it hides nothing."""
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0)
+
+
+def _times(rows: NDArray[np.void]) -> tuple[Array, float, str]:
+    """Returns the time [B] of bins since the first one, s; seconds of the unit to draw it in, and
+    that unit."""
+    seconds = (rows["last_ns"] - rows["first_ns"][0]) / 1e9
+    return seconds, *time_unit(float(seconds.max()))
+
+
+MOST_GROUPS = 120  # of bins, which are drawn as one step
+
+
+def _group_edges(rows: NDArray[np.void]) -> Array:
+    return np.unique(
+        np.linspace(0, len(rows), min(len(rows), MOST_GROUPS) + 1).round().astype(int)
+    )
+
+
+def _groups(rows: NDArray[np.void]) -> dict[str, Array]:
+    """Returns the number of frames, and of those without depth by cause, of groups of bins."""
+    names = ("frames", *(f"blind_{cause}" for cause in CAUSES))
+    return {name: np.add.reduceat(rows[name], _group_edges(rows)[:-1]) for name in names}
+
+
+def _group_starts(rows: NDArray[np.void], seconds: Array) -> Array:
+    first = (rows["first_ns"] - rows["first_ns"][0]) / 1e9
+    return np.asarray(first[_group_edges(rows)[:-1]])
+
+
+def _thinned(values: Array) -> Array:
+    """Returns an even choice of rows; those of NaN, which interrupt a line, stay."""
+    if len(values) <= MOST_POINTS:
+        return values
+    keep: NDArray[np.bool_] = np.asarray(np.isnan(values).any(axis=1))
+    keep[np.linspace(0, len(values) - 1, MOST_POINTS).round().astype(int)] = True
+    return values[keep]
+
+
+def _even(count: int, most: int) -> Array:
+    return np.unique(np.linspace(0, max(count - 1, 0), min(count, most)).round().astype(int))
+
+
+def _last(seconds: Array) -> float:
+    known = seconds[np.isfinite(seconds)]
+    return float(known.max()) if len(known) else 0.0
