@@ -46,7 +46,10 @@ class Figures:
         found = self.value(*keys)
         if isinstance(found, bool) or not isinstance(found, (int, float)):
             return math.nan
-        return float(found)
+        try:
+            return float(found)
+        except OverflowError:
+            return math.nan
 
     def count(self, *keys: str) -> int:
         """Returns a number of things; 0 if it is not listed."""

@@ -25,7 +25,7 @@ class ShownScene:
     kept: KeptScene
     keyframes: list[ShownKeyframe]
     tracked: list[TrackedFramePicture]
-    compared: Compared | None  # None: there is no truth
+    compared: Compared | None  # None: there is no truth, or it is that of another camera
     begin_ns: int  # stamp at which its time begins
     is_only: bool  # whether the run has no other scene
 
@@ -49,16 +49,16 @@ class Gathered:
 def gathered(source: Path, truth: TruePoses | None) -> Gathered:
     """Reads all that is shown of a replay's output folder, or of a saved scene.
 
-    Raises ReportError.
+    truth: of the camera of the first scene. Raises ReportError.
     """
     run = read_run(source)
     scenes = [
         ShownScene(
             kept, shown_keyframes(kept), tracked_frames(kept),
-            None if truth is None else compared(kept, truth), _begin_ns(kept),
+            compared(kept, truth) if truth is not None and index == 0 else None, _begin_ns(kept),
             is_only=len(run.scenes) == 1,
         )
-        for kept in run.scenes
+        for index, kept in enumerate(run.scenes)
     ]  # fmt: skip
     evidence = Evidence(run, [one for kept in scenes for one in kept.keyframes])
     return Gathered(run, scenes, evidence, advices_of(evidence), _can_draw())

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-from da3_ros.export.atomic_files import atomic_path
+from da3_ros.export.atomic_files import atomic_path, check_file_target
 from da3_ros.recordings.true_poses import TruePoses
 from da3_ros.reporting import html, plots
 from da3_ros.reporting.course import path_length
@@ -29,6 +29,7 @@ def write_page(source: Path, target: Path, truth: TruePoses | None = None) -> st
     Without matplotlib it has no plots, with a warning. The same files give the same bytes. Raises
     ReportError, ExportError.
     """
+    check_file_target(target)
     g = gathered(source, truth)
     if not g.draws:
         log.warning("the report has no plots: %s", plots.MISSING)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ RC: dict[str, Any] = {
     "axes.spines.right": False, "axes.facecolor": "none", "figure.facecolor": "none",
     "legend.frameon": False, "legend.fontsize": 8.0, "lines.linewidth": 1.3,
     "savefig.facecolor": "none", "axes.formatter.useoffset": False,
+    "axes.formatter.limits": (-6, 7),
 }  # fmt: skip
 
 
@@ -123,11 +125,11 @@ def frames_plot(rows: NDArray[np.void]) -> str:
         seen = total - sum((count for _, count in lost), np.zeros(len(total)))
         shares = [100 * seen / total, *(100 * count / total for _, count in lost)]
         colors = [SERIES[0], *(SERIES[1 + k % (len(SERIES) - 1)] for k in range(len(lost)))]
-        starts = np.append(_group_starts(rows, seconds), seconds[-1]) / scale
+        ends = _group_ends(rows, seconds) / scale
         labels = ["with depth", *(f"no depth: {cause}" for cause, _ in lost)]
         base = np.zeros(len(total))
         for share, color, label in zip(shares, colors, labels, strict=True):
-            axes.stairs(base + share, starts, baseline=base, fill=True, color=color, alpha=0.75,
+            axes.stairs(base + share, ends, baseline=base, fill=True, color=color, alpha=0.75,
                         label=label)  # fmt: skip
             base = base + share
         axes.set_ylim(0, 100)
@@ -251,8 +253,10 @@ def _for_page(svg: str) -> str:
     svg = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<!--.*?-->", "", svg,
                  flags=re.S)  # fmt: skip
     svg = re.sub(r'<g id="[^"]*">', "<g>", svg)
-    svg = re.sub(r'(<svg\b[^>]*?) (?:width|height)="[^"]*"', r"\1", svg)
-    svg = re.sub(r'(<svg\b[^>]*?) (?:width|height)="[^"]*"', r"\1", svg)
+    for _ in ("width", "height"):  # the page decides
+        svg = re.sub(r'(<svg\b[^>]*?) (?:width|height)="[^"]*"', r"\1", svg)
+    own = f"p{zlib.crc32(svg.encode()):08x}-"  # other plots of the page may have the same names
+    svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{own}", svg)
     svg = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", svg)
     svg = re.sub(r"font-family: [^;\"]*;? ?", "", svg)
     for color, variable in VARIABLES.items():
@@ -267,10 +271,11 @@ def _legend(axes: Any) -> None:
 
 
 def _times(rows: NDArray[np.void]) -> tuple[Array, float, str]:
-    """Returns the time [B] of bins since the first one, s; seconds of the unit to draw it in, and
-    that unit."""
-    seconds = (rows["last_ns"] - rows["first_ns"][0]) / 1e9
-    return seconds, *time_unit(float(seconds.max()))
+    """Returns the time [B] of bins since the first one, s, over which stamps that jump back do
+    not go; seconds of the unit to draw it in, and that unit."""
+    steps = np.diff(rows["last_ns"], prepend=rows["first_ns"][:1]) / 1e9
+    seconds = np.cumsum(np.maximum(steps, 0.0))
+    return seconds, *time_unit(float(seconds[-1]))
 
 
 MOST_GROUPS = 120  # of bins, which are drawn as one step
@@ -288,9 +293,11 @@ def _groups(rows: NDArray[np.void]) -> dict[str, Array]:
     return {name: np.add.reduceat(rows[name], _group_edges(rows)[:-1]) for name in names}
 
 
-def _group_starts(rows: NDArray[np.void], seconds: Array) -> Array:
-    first = (rows["first_ns"] - rows["first_ns"][0]) / 1e9
-    return np.asarray(first[_group_edges(rows)[:-1]])
+def _group_ends(rows: NDArray[np.void], seconds: Array) -> Array:
+    """Returns the times [G + 1] between which groups are drawn."""
+    steps = np.diff(seconds)
+    last = seconds[-1] + (float(np.median(steps)) if len(steps) else 1.0)
+    return np.append(seconds[_group_edges(rows)[:-1]], last)
 
 
 def _thinned(values: Array) -> Array:

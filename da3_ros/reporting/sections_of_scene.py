@@ -37,7 +37,7 @@ def _trajectory(g: Gathered, one: ShownScene) -> Iterator[str]:
             "Lengths are in the unit of the first window: no source of metres was known.", "dim"
         )
     lines, spread = lines_of(scene, one.begin_ns), spread_of(kept, one.begin_ns)
-    if g.draws:
+    if g.draws and len(scene.poses) > 1:
         true = one.compared.true_lines(one.begin_ns) if one.compared is not None else []
         uncertain = "" if spread else " Its uncertainty is not known."
         yield html.plots([
@@ -47,12 +47,13 @@ def _trajectory(g: Gathered, one: ShownScene) -> Iterator[str]:
             (plots.height_plot([*lines, *true], spread, kept.unit),
              f"Height of the camera{one.of} over time", "Height over time."),
         ])  # fmt: skip
-    points = np.concatenate([line.points for line in lines])
+    known = [line for line in lines if not line.dashed] or lines
+    points = np.concatenate([line.points for line in known])
     extent = np.nanmax(points, axis=0) - np.nanmin(points, axis=0)
     length = html.number(path_length(scene), kept.unit)
     rows = [("length of the path, where motion was measured", length)]
     for axis, size in zip("xyz", extent, strict=True):
-        rows.append((f"extent along {axis}", html.number(float(size), kept.unit)))
+        rows.append((f"extent of the path along {axis}", html.number(float(size), kept.unit)))
     if spread is not None:
         last = ", ".join(html.number(float(v), kept.unit, 2) for v in spread.sigma[-1])
         rows.append(("last position, standard deviation of x, y, z as it was published", last))

@@ -143,7 +143,9 @@ def read_timeline(path: Path, measured: Mapping[str, Any]) -> NDArray[np.void]:
         rows = np.zeros(len(columns[STAMPS[0]]), ROW)
         for name in COLUMNS if version == VERSION else ():
             rows[name] = _numbers(columns[name], name)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (
+        ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError
+    ) as error:  # fmt: skip
         raise TimelineError(f"{path} is no timeline, or damaged: {error}") from error
     if version != VERSION:
         raise TimelineError(f"{path} has version {version!r}, this da3_ros reads {VERSION}")
@@ -152,7 +154,7 @@ def read_timeline(path: Path, measured: Mapping[str, Any]) -> NDArray[np.void]:
         fits = isinstance(found, list) and len(found) == len(rows)
         try:
             rows[name] = _numbers(found, name) if fits else math.nan
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, ArithmeticError):
             rows[name] = math.nan
     return rows
 

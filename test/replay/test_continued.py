@@ -626,8 +626,8 @@ def size_of(file):
 
 def test_options_of_results_name_no_place():
     names = ReplayOptions(Path("a"), Path("b")).of_results()
-    assert not {"input", "output", "plan", "resume", "go_on"} & set(names)
+    assert not {"input", "output", "plan", "resume", "go_on", "report"} & set(names)
     assert {"every", "start_s", "pictures"} <= set(names)
-    assert set(names) | {"input", "output", "plan", "resume", "go_on"} == {
+    assert set(names) | {"input", "output", "plan", "resume", "go_on", "report"} == {
         f.name for f in dataclasses.fields(ReplayOptions)
     }

@@ -1,0 +1,152 @@
+"""Advice comes from figures beyond their limits, and from nothing else."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from da3_ros.mapping.scene import Scene
+from da3_ros.mapping.trajectory import Pose, Poses
+from da3_ros.reporting.advice import CHECKS, Evidence, advices_of
+from da3_ros.reporting.figures import Figures
+from da3_ros.reporting.keyframes import ShownKeyframe
+from da3_ros.reporting.run_files import KeptScene, Run
+from da3_ros.reporting.timeline import NEWEST, ROW
+
+DOCS = Path(__file__).parents[2] / "docs"
+# A run in which all is well, and all that is said is known.
+WELL = {
+    "counts": {"received": 100, "processed": 100, "windows_refined": 95, "windows_few_tracks": 2,
+               "bad_images": 0, "frames_without_prior": 0},
+    "stopped_at": None,
+    "refinement": {"windows": 95, "tracks": 250.0, "reprojection_px": 0.3,
+                   "focal_source": {"": "camera_info"}},
+    "dense": {"keyframes": 10, "keyframes_measured": 9, "share_measured": 0.6, "agreement": 0.8},
+    "loops": {"joins_undone": 0},
+    "scale": {"source": "odometry", "metres_per_unit": 1.2, "sigma": 0.01},
+    "parameters": {"model": "da3-small"},
+}  # fmt: skip
+
+
+def timeline(frames=100, gap_s=0.1, focal_ratio=1.0):
+    rows = np.zeros(frames, ROW)
+    for name in NEWEST:
+        rows[name] = np.nan
+    rows["frames"] = rows["windows"] = 1
+    rows["gap_s"], rows["focal_ratio"] = 0.1, focal_ratio
+    rows["gap_s"][0], rows["gap_s"][-1] = 0, gap_s
+    return rows
+
+
+def evidence(changes=(), *, metric=True, baseline=0.1, rows=None, component=0):
+    """The run where all is well, with values at dotted names replaced; None leaves them out."""
+    report = {name: dict(v) if isinstance(v, dict) else v for name, v in WELL.items()}
+    for name, value in dict(changes).items():
+        table, _, key = name.partition(".")
+        if key:
+            report[table][key] = value
+        else:
+            report[table] = value
+    poses = Poses.of([Pose(0, np.eye(4), np.eye(3), (2, 2), keyframe=True)])
+    scene = Scene((), poses, component_of={0: component})
+    kept = KeptScene("", scene, metric, timeline=timeline() if rows is None else rows)
+    keyframe = ShownKeyframe(0, "", 1.0, 2.0, 1.0, 0.5, baseline, ())
+    return Evidence(Run("run", Figures(report), Figures({}), [kept]), [keyframe])
+
+
+def problems(*args, **changes):
+    return [advice.check.problem for advice in advices_of(evidence(*args, **changes)).found]
+
+
+def test_all_is_well():
+    advices = advices_of(evidence())
+    assert advices.found == []
+    assert advices.known == len(CHECKS)
+    assert advices.unknown == []
+
+
+CASES = {
+    "The recording is damaged": {"stopped_at": "cut"},
+    "Images cannot be read": {"counts.bad_images": 1},
+    "Frames were dropped": {"counts.dropped_late": 1},
+    "Two cameras share one topic": {"counts.foreign_frames": 2},
+    "Time jumps in the recording": {"counts.time_jumps": 1},
+    "There are few frames": {"counts.processed": 7},
+    "Images are blurred": {"counts.blind_blurred": 2},
+    "Images are dark": {"counts.blind_dark": 2},
+    "Images are overexposed": {"counts.blind_overexposed_left": 2},
+    "Images are noise": {"counts.blind_noise": 2},
+    "Images are frozen": {"counts.blind_frozen_left": 1, "counts.blind_frozen_right": 1},
+    "The camera was lost": {"counts.blind_lost": 2},
+    "The network was uncertain": {"counts.blind_uncertain": 2},
+    "Windows contradict the scene": {"counts.blind_refused": 2},
+    "Windows do not fit the scene": {"counts.windows_refused": 6},
+    "Walls are bare, or images have no detail": {"counts.windows_few_tracks": 15},
+    "There are few tracks": {"refinement.tracks": 40.0},
+    "Tracks do not fit one camera": {"refinement.reprojection_px": 1.5},
+    "The focal length is a guess": {"refinement.focal_source": {"left": "network"}},
+    "The declared rig contradicts the images": {"counts.rig_contradicted": 3},
+    "The scale is uncertain": {"scale.sigma": 0.2},
+    "The robot's poses are missing for some frames": {"counts.frames_without_prior": 6},
+    "Little depth could be measured": {"dense.share_measured": 0.1},
+    "Measured depth is not confirmed": {"dense.agreement": 0.4},
+    "Places look alike": {"loops.joins_undone": 1},
+    "Keyframes could not be stored": {"counts.keyframes_not_stored": 1},
+    "Motion was lost when the images changed their size": {"counts.poses_held": 1},
+    "The network is the small one for trying": {"parameters.model": "da3-tiny"},
+}
+
+
+@pytest.mark.parametrize("problem", CASES)
+def test_a_figure_beyond_its_limit_is_advised(problem):
+    assert problems(CASES[problem]) == [problem]
+
+
+def test_a_scene_without_metres_is_advised():
+    assert problems(metric=False) == ["There are no metres"]
+
+
+def test_keyframes_from_one_location_are_advised():
+    assert problems(baseline=0.001) == ["Views have little baseline"]
+
+
+def test_a_gap_in_the_recording_is_advised():
+    assert problems(rows=timeline(gap_s=0.7)) == ["Frames are missing in the recording"]
+    assert problems(rows=timeline(gap_s=0.45)) == []  # short
+
+
+def test_a_calibration_that_the_network_contradicts_is_advised():
+    for ratio in (1.5, 0.6):
+        assert problems(rows=timeline(focal_ratio=ratio)) == ["The calibration may be wrong"]
+
+
+def test_a_scene_in_pieces_is_advised():
+    assert problems(component=1) == ["The scene is in pieces"]
+
+
+def test_every_check_has_a_case():
+    own = {"There are no metres", "Views have little baseline", "The scene is in pieces",
+           "Frames are missing in the recording", "The calibration may be wrong"}  # fmt: skip
+    assert {check.problem for check in CHECKS} == set(CASES) | own
+
+
+def test_evidence_names_figure_and_limit():
+    (advice,) = advices_of(evidence({"dense.agreement": 0.4})).found
+    assert advice.evidence == (
+        "share of it that other keyframes confirm: 40 % (limit: at least 50 %)"
+    )
+
+
+def test_what_is_not_known_is_not_advised():
+    empty = Evidence(Run("run", Figures({}), Figures({}), []), [])
+    advices = advices_of(empty)
+    assert advices.found == []
+    assert advices.known == 0
+    assert len(advices.unknown) == len(CHECKS)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.problem)
+def test_a_check_names_a_section_of_the_documents(check):
+    headings = re.findall(r"^#+ (.+)$", (DOCS / check.page).read_text(), re.M)
+    assert check.section in headings
