@@ -78,7 +78,7 @@ def add_selection(command: argparse.ArgumentParser) -> None:
         "--pictures", action="store_true", help="write a contact sheet and a picture of the cloud"
     )
     command.add_argument(
-        "--no-report", action="store_true", help="write no report.html, which takes two seconds"
+        "--no-report", action="store_true", help="write no report.html, which takes about a second"
     )
 
 

@@ -75,6 +75,6 @@ def _begin_ns(kept: KeptScene) -> int:
 def _can_draw() -> bool:
     try:
         import matplotlib.figure  # noqa: F401 - slow to import
-    except ImportError:
+    except Exception:  # one that was built for another NumPy raises various ones
         return False
     return True

@@ -90,7 +90,7 @@ def _one(stored: StoredScene, keys: list[int], at: int) -> ShownKeyframe:
     if dense is not None:
         measured = float(dense.measured.mean())
         depth: FloatImage = np.where(dense.measured, dense.depth, np.float32(np.nan))
-        pictures.append(picture("depth measured by images", colorize_depth(depth, colors)))
+        pictures.append(picture("measured depth", colorize_depth(depth, colors)))
     return ShownKeyframe(
         keyframe.pose.stamp_ns, keyframe.pose.camera, unit * near, unit * far,
         float(np.isfinite(keyframe.depth).mean()), measured,

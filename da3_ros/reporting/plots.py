@@ -35,13 +35,13 @@ VARIABLES = {INK: "var(--ink)", GRID: "var(--grid)"} | {
 }
 OTHER = GRID  # of what is beyond the series
 RC: dict[str, Any] = {
-    "font.size": 9.0, "font.family": "sans-serif", "svg.fonttype": "none",
+    "font.size": 10.0, "font.family": "sans-serif", "svg.fonttype": "none",
     "svg.hashsalt": "da3_ros",
-    "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": GRID, "axes.titlesize": 9.0,
+    "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": GRID,
     "xtick.color": INK, "ytick.color": INK, "grid.color": GRID, "grid.linewidth": 0.5,
     "axes.grid": True, "axes.axisbelow": True, "axes.spines.top": False,
     "axes.spines.right": False, "axes.facecolor": "none", "figure.facecolor": "none",
-    "legend.frameon": False, "legend.fontsize": 8.0, "lines.linewidth": 1.3,
+    "legend.frameon": False, "legend.fontsize": 9.0, "lines.linewidth": 1.3,
     "savefig.facecolor": "none", "axes.formatter.useoffset": False,
     "axes.formatter.limits": (-6, 7),
 }  # fmt: skip
@@ -267,7 +267,7 @@ def _for_page(svg: str) -> str:
 def _legend(axes: Any) -> None:
     """Puts a legend above the plot, where it hides nothing."""
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0)
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncol=2, borderaxespad=0)
 
 
 def _times(rows: NDArray[np.void]) -> tuple[Array, float, str]:

@@ -12,6 +12,7 @@ from da3_ros.export.began_in import MEASURED
 from da3_ros.export.checked_files import SceneFileError
 from da3_ros.export.scene_file import SceneFile
 from da3_ros.export.scene_folder import scene_file, scene_name
+from da3_ros.keyframe_store.journal import JournalError
 from da3_ros.mapping.scene import Scene
 from da3_ros.reporting.figures import Figures, ReportError
 from da3_ros.reporting.timeline import NAME as TIMELINE
@@ -32,7 +33,7 @@ class KeptScene:
     stored: SceneFile | None = None  # has keyframes; None: none are stored
     timeline: NDArray[np.void] | None = None  # [B] of ``timeline.ROW``; None: not kept
     tracks: Path | None = None  # file of tracks; None: no window was refined
-    trajectory: Path | None = None  # file of poses as they were published; None: not written
+    trajectory: Path | None = None  # trajectory file; None: not written
 
     @property
     def unit(self) -> str:
@@ -105,25 +106,38 @@ def _with_suffix(folder: Path, name: str, suffix: str) -> Path:
 def _scene(
     folder: Path, suffix: str, scene_folder: Path, measured: Figures, problems: list[str]
 ) -> KeptScene:
-    stored, scene, metric = None, None, False
-    if scene_file(scene_folder) is not None:
-        try:
-            stored = SceneFile(scene_folder)
-            saved = stored.saved
-            scene, metric = saved.scene(), saved.metric
-            stored = stored if stored.has_keyframes else None
-        except SceneFileError as error:
-            problems.append(str(error))
-            stored = None
-    timeline, path = None, _with_suffix(folder, TIMELINE, suffix)
-    try:
-        timeline = read_timeline(path, measured.mapping(TIMELINES, path.name))
-    except FileNotFoundError:
-        pass
-    except (OSError, TimelineError) as error:
-        problems.append(str(error))
+    scene, metric, stored = _saved(scene_folder, problems)
     tracks, trajectory = (_with_suffix(folder, name, suffix) for name in (TRACKS, TRAJECTORY))
     return KeptScene(
-        suffix[1:], scene, metric, stored, timeline,
+        suffix[1:], scene, metric, stored,
+        _timeline(_with_suffix(folder, TIMELINE, suffix), measured, problems),
         tracks if tracks.is_file() else None, trajectory if trajectory.is_file() else None,
     )  # fmt: skip
+
+
+def _saved(folder: Path, problems: list[str]) -> tuple[Scene | None, bool, SceneFile | None]:
+    """Returns a saved scene, whether it is in metres, and the file if it has keyframes."""
+    if scene_file(folder) is None:
+        return None, False, None
+    try:
+        file = SceneFile(folder)
+        stored = file if file.has_keyframes else None
+        if not file.is_saved:
+            problems.append(
+                f"the scene in {folder}: its run did not end, only keyframes are there"
+            )
+            return None, False, stored
+        return file.saved.scene(), file.saved.metric, stored
+    except (SceneFileError, JournalError) as error:
+        problems.append(str(error))
+        return None, False, None
+
+
+def _timeline(path: Path, measured: Figures, problems: list[str]) -> NDArray[np.void] | None:
+    try:
+        return read_timeline(path, measured.mapping(TIMELINES, path.name))
+    except FileNotFoundError:
+        return None
+    except (OSError, TimelineError) as error:
+        problems.append(str(error))
+        return None

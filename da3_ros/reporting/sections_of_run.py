@@ -44,7 +44,8 @@ STAGES = {
     "window_s": "all windows",
     "inference_s": "the network, in windows",
     "refinement_s": "refinement by tracks, in windows",
-    "dense_s": "depth measured by images, beside the windows",
+    "rest": "outside windows: reading, messages, files, waiting",
+    "dense_s": "measuring depth, in a thread beside",
 }
 MEASURED = {
     "frames_per_s": ("frames per second", ""),
@@ -141,9 +142,10 @@ def cost(g: Gathered) -> Iterator[str]:
     if not measured:
         return
     yield html.paragraph("Only this section differs between two replays of a recording.", "dim")
+    times = {key: measured.number(key) for key in STAGES if key != "rest"}
+    times["rest"] = times["wall_s"] - times["window_s"]
     yield html.table(
-        ("Stage", "Time"),
-        [(title, html.number(measured.number(key), "s")) for key, title in STAGES.items()],
+        ("Stage", "Time"), [(title, html.number(times[key], "s")) for key, title in STAGES.items()]
     )
     yield html.table(
         (), [(title, html.number(measured.number(k), unit)) for k, (title, unit) in

@@ -12,11 +12,11 @@ from da3_ros.mapping.scene import REFERENCE
 from da3_ros.recordings.true_poses import TruePoses
 from da3_ros.reporting.course import poses_of
 from da3_ros.reporting.plots import SERIES, Line
-from da3_ros.reporting.run_files import KeptScene
+from da3_ros.reporting.run_files import TRAJECTORY, KeptScene
 from da3_ros.reporting.trajectory_errors import TrajectoryErrors, trajectory_errors
 from da3_ros.types import Array
 
-MAP, PUBLISHED = "Poses of the map, with all corrections", "Poses as they were published"
+MAP, FILE = "Poses of the map, with all corrections", f"Poses in {TRAJECTORY}"
 MAX_BYTES = 1 << 26  # of a trajectory file that is compared
 COLUMNS = 8
 
@@ -55,7 +55,7 @@ class Compared:
 
 
 def compared(kept: KeptScene, truth: TruePoses) -> Compared:
-    """Returns the errors of the poses of a scene's map, and of those that were published."""
+    """Returns the errors of the poses of a scene's map, and of those in its trajectory file."""
     out = Compared(truth.metric, truth=truth)
     if kept.scene is None:
         out.problems.append("There are no poses to compare.")
@@ -68,9 +68,9 @@ def compared(kept: KeptScene, truth: TruePoses) -> Compared:
         )
     _compare(out, MAP, stamps[own], poses[own], kept, truth)
     if kept.trajectory is not None and kept.trajectory.stat().st_size <= MAX_BYTES:
-        stamps, poses = read_published(kept.trajectory)
+        stamps, poses = read_trajectory(kept.trajectory)
         if len(stamps):
-            _compare(out, PUBLISHED, stamps, poses, kept, truth)
+            _compare(out, FILE, stamps, poses, kept, truth)
     return out
 
 
@@ -89,7 +89,7 @@ def _compare(
     out.stamps_ns[name] = np.asarray(stamps[known])
 
 
-def read_published(path: Path) -> tuple[Array, Array]:
+def read_trajectory(path: Path) -> tuple[Array, Array]:
     """Returns stamps [N] int64, ns, and poses T_ros_camera [N, 4, 4] of the first component in a
     file that a replay wrote. Lines that cannot be read are left out."""
     stamps, rows = [], []

@@ -1,5 +1,7 @@
 """The page of a replay and of a saved scene: what is in it, and that nothing else is."""
 
+import contextlib
+import itertools
 import json
 import re
 import shutil
@@ -13,6 +15,8 @@ from da3_ros.cli import main
 from da3_ros.cli.arguments import load_config
 from da3_ros.export.scene_file import SceneFile
 from da3_ros.export.tum import tum_line
+from da3_ros.keyframe_store.journal import JournalReader
+from da3_ros.keyframe_store.store import JOURNAL, SAVED_KINDS
 from da3_ros.recordings.synthetic_bag import write_synthetic_bag
 from da3_ros.recordings.true_poses import read_true_poses
 from da3_ros.replay.results import ReplayOptions
@@ -227,13 +231,28 @@ def test_a_run_of_days_fits_into_the_page(copied):
 
 
 def test_what_cannot_be_read_is_named(copied):
-    journal = copied / "scene" / "scene.da3k"
+    journal = copied / "scene" / JOURNAL
     journal.write_bytes(journal.read_bytes()[:2000])
     (copied / "timeline.json").write_text("{")
     (copied / "measured.json").write_text("{")
     page = page_of(copied)
     assert page.text.count("Cannot be read: ") == 3
     assert "There are no poses." in page.text
+
+
+def test_keyframes_of_a_run_that_did_not_end_are_shown(output, tmp_path):
+    """As a crash leaves them: the journal ends before the saved scene."""
+    with contextlib.closing(JournalReader(output / "scene" / JOURNAL)) as journal:
+        kept = itertools.takewhile(lambda r: r.description["kind"] not in SAVED_KINDS,
+                                   journal.records())  # fmt: skip
+        last = max(record.start + record.size for record in kept)
+    (tmp_path / "scene").mkdir()
+    data = (output / "scene" / JOURNAL).read_bytes()
+    (tmp_path / "scene" / JOURNAL).write_bytes(data[:last])
+    page = page_of(tmp_path / "scene")
+    assert "its run did not end, only keyframes are there" in page.text
+    assert "There are no poses." in page.text
+    assert len(page.named("img")) >= 3
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
