@@ -232,6 +232,8 @@ class WindowBuilder:
         verdict = self._check(
             view.camera, view.image, prepared.full, view.valid, view.T_prior_camera
         )
+        if verdict.suspect:
+            self.counters[f"suspect_{verdict.suspect}"] += 1
         if verdict.covered is not None:
             seen, full = (
                 ~covered_pixels(verdict.covered, image.shape)

@@ -115,6 +115,10 @@ def _blind(cause: str) -> Figure:
     return lambda e: _ratio(e.count(f"blind_{cause}"), e.count("processed"))
 
 
+def _suspect_blurred(e: Evidence) -> float:
+    return _ratio(e.count("suspect_blurred"), e.count("processed"))
+
+
 def _dropped(e: Evidence) -> float:
     counts = e.run.report.mapping("counts")
     names = [n for n in counts if n.startswith("dropped_")]
@@ -221,6 +225,9 @@ CHECKS = (
           "tuning.md", "Quality", least=True),
     Check("Images are blurred", "share of frames that are blurred", _blind("blurred"), MOST_BLIND,
           "Move and turn slower, use more light, or a shorter exposure.", *BLIND, kind="share"),
+    Check("Some images are blurred", "share of frames with less than half of the usual detail",
+          _suspect_blurred, 0.05, "Move and turn slower, use more light, or a shorter exposure.",
+          *BLIND, kind="share"),
     Check("Images are dark", "share of frames that are dark", _blind("dark"), MOST_BLIND,
           "Use more light or a longer exposure; look for a covered lens.", *BLIND, kind="share"),
     Check("Images are overexposed", "share of frames that are overexposed",

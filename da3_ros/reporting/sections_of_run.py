@@ -107,6 +107,9 @@ def _counts(run: Run) -> Iterator[tuple[str, str]]:
             yield COUNTS[key], count
         elif key.startswith("dropped_"):
             yield f"dropped: {key[len('dropped_') :].replace('_', ' ')}", count
+        elif key.startswith("suspect_"):
+            cause = key[len("suspect_") :]
+            yield f"looked at twice: {BLIND.get(cause, cause)}", count
         elif key.startswith("blind_"):
             cause, _, camera = key[len("blind_") :].partition("_")
             of = f" ({camera})" if camera else ""

@@ -6,6 +6,7 @@ import itertools
 from types import SimpleNamespace
 
 import bench_blind
+import cv2
 import numpy as np
 import pytest
 from bench_covariance import NOISES, frames_of, there_and_back
@@ -88,6 +89,17 @@ def test_a_frame_that_shows_nothing_moves_nothing(fault):
         np.testing.assert_allclose(r.T_map_camera, results[START - 1].T_map_camera)
     seen = pipeline.map.table.path.poses().rows["stamp_ns"]
     assert not set(seen.tolist()) & {r.stamp_ns for r in results if r.blind}
+
+
+def test_images_that_are_suspect_by_themselves_are_counted():
+    _, frames = walk()
+    soft = [
+        dataclasses.replace(f, image=cv2.GaussianBlur(f.image, (0, 0), 1.2)) if 12 <= i < 15 else f
+        for i, f in enumerate(frames)
+    ]
+    pipeline, _ = run(frames, soft, TruthSession(frames))
+    assert pipeline.counters["suspect_blurred"] == 3
+    assert pipeline.counters["blind_blurred"] == 0
 
 
 @pytest.mark.parametrize("refine", long_after(1, [False, True]))

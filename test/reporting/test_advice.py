@@ -74,6 +74,7 @@ CASES = {
     "Time jumps in the recording": {"counts.time_jumps": 1},
     "There are few frames": {"counts.processed": 7},
     "Images are blurred": {"counts.blind_blurred": 2},
+    "Some images are blurred": {"counts.suspect_blurred": 6},
     "Images are dark": {"counts.blind_dark": 2},
     "Images are overexposed": {"counts.blind_overexposed_left": 2},
     "Images are noise": {"counts.blind_noise": 2},
