@@ -36,7 +36,6 @@ def _run_report(options: argparse.Namespace) -> int:
     from da3_ros.export.export import ExportError
     from da3_ros.export.scene_folder import check_outside_scenes
     from da3_ros.recordings import RecordingError
-    from da3_ros.recordings.true_poses import read_true_poses
     from da3_ros.reporting.figures import ReportError
     from da3_ros.reporting.page import write_page
 
@@ -45,8 +44,7 @@ def _run_report(options: argparse.Namespace) -> int:
         raise ConfigError(f"--output {target}: must end with .html")
     try:
         check_outside_scenes(target)
-        truth = None if options.truth is None else read_true_poses(options.truth)
-        text = write_page(options.scene, target, truth)
+        text = write_page(options.scene, target, options.truth)
     except (ExportError, RecordingError, ReportError, OSError) as error:
         sys.stderr.write(f"da3_ros: {error}\n")
         return FAILED

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from da3_ros.recordings.true_poses import TruePoses
+from da3_ros.recordings.true_poses import TruePoses, read_true_poses
 from da3_ros.reporting.advice import Advices, Evidence, advices_of
 from da3_ros.reporting.course import poses_of
 from da3_ros.reporting.keyframes import (
@@ -16,6 +17,8 @@ from da3_ros.reporting.keyframes import (
 )
 from da3_ros.reporting.run_files import KeptScene, Run, read_run
 from da3_ros.reporting.truth import Compared, compared
+
+USUAL_HZ = 10.0  # of a replay without another rate
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,12 +49,14 @@ class Gathered:
     draws: bool  # whether plots can be drawn
 
 
-def gathered(source: Path, truth: TruePoses | None) -> Gathered:
+def gathered(source: Path, true_poses: Path | None) -> Gathered:
     """Reads all that is shown of a replay's output folder, or of a saved scene.
 
-    truth: of the camera of the first scene. Raises ReportError.
+    true_poses: of the camera of the first scene, as ``read_true_poses`` reads them. Raises
+    ReportError, RecordingError.
     """
     run = read_run(source)
+    truth = None if true_poses is None else _truth(run, true_poses)
     scenes = [
         ShownScene(
             kept, shown_keyframes(kept), tracked_frames(kept),
@@ -62,6 +67,14 @@ def gathered(source: Path, truth: TruePoses | None) -> Gathered:
     ]  # fmt: skip
     evidence = Evidence(run, [one for kept in scenes for one in kept.keyframes])
     return Gathered(run, scenes, evidence, advices_of(evidence), _can_draw())
+
+
+def _truth(run: Run, path: Path) -> TruePoses:
+    """Reads true poses for the camera, and at the rate, that the replay took."""
+    camera, rate_hz = (run.report.value("options", name) for name in ("camera", "rate_hz"))
+    is_name = isinstance(camera, str) and not camera.startswith("/")  # not a topic of a bag
+    known = isinstance(rate_hz, float) and 0 < rate_hz < math.inf
+    return read_true_poses(path, camera if is_name else None, rate_hz if known else USUAL_HZ)
 
 
 def _begin_ns(kept: KeptScene) -> int:

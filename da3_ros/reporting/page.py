@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from da3_ros.export.atomic_files import atomic_path, check_file_target
-from da3_ros.recordings.true_poses import TruePoses
 from da3_ros.reporting import html, plots
 from da3_ros.reporting.course import path_length
 from da3_ros.reporting.gathered import Gathered, gathered
@@ -23,14 +22,14 @@ log = logging.getLogger(__name__)
 NAME = "report.html"
 
 
-def write_page(source: Path, target: Path, truth: TruePoses | None = None) -> str:
+def write_page(source: Path, target: Path, true_poses: Path | None = None) -> str:
     """Writes the page of a replay's output folder, or of a saved scene; returns a text.
 
-    Without matplotlib it has no plots, with a warning. The same files give the same bytes. Raises
-    ReportError, ExportError.
+    true_poses: file or folder of them. Without matplotlib the page has no plots, with a warning.
+    The same files give the same bytes. Raises ReportError, ExportError, RecordingError.
     """
     check_file_target(target)
-    g = gathered(source, truth)
+    g = gathered(source, true_poses)
     if not g.draws:
         log.warning("the report has no plots: %s", plots.MISSING)
     content = _page(g).encode("utf-8", errors="replace")

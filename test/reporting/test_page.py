@@ -18,7 +18,6 @@ from da3_ros.export.tum import tum_line
 from da3_ros.keyframe_store.journal import JournalReader
 from da3_ros.keyframe_store.store import JOURNAL, SAVED_KINDS
 from da3_ros.recordings.synthetic_bag import write_synthetic_bag
-from da3_ros.recordings.true_poses import read_true_poses
 from da3_ros.replay.results import ReplayOptions
 from da3_ros.replay.run import replay
 from da3_ros.reporting.course import poses_of
@@ -276,7 +275,7 @@ def true_file(camera, tmp_path_factory):
 
 
 def test_errors_against_true_poses_are_shown(output, camera, true_file):
-    page = page_of(output, read_true_poses(true_file))
+    page = page_of(output, true_file)
     scene = SceneFile(output / "scene").saved.scene()
     _, poses, _ = poses_of(scene)
     errors = trajectory_errors(poses, np.array([f.T_room_camera for f in camera]), metric=False)
