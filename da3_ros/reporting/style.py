@@ -20,6 +20,7 @@ h2 { font-size: 1.2rem; margin: 2.2rem 0 0.6rem; padding-top: 0.6rem;
   border-top: 1px solid var(--grid); }
 h3 { font-size: 1rem; margin: 1.2rem 0 0.4rem; }
 p { margin: 0.4rem 0; max-width: 46rem; }
+p, li, a, figcaption, summary { overflow-wrap: anywhere; }
 .dim, figcaption, .note { color: var(--dim); font-size: 0.88rem; }
 nav { display: flex; flex-wrap: wrap; gap: 0.2rem 1rem; font-size: 0.9rem; margin: 0.8rem 0; }
 a { color: var(--link); }
