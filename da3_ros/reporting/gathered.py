@@ -59,7 +59,7 @@ def gathered(source: Path, true_poses: Path | None) -> Gathered:
     truth = None if true_poses is None else _truth(run, true_poses)
     scenes = [
         ShownScene(
-            kept, shown_keyframes(kept), tracked_frames(kept),
+            kept, shown_keyframes(kept, len(run.scenes)), tracked_frames(kept, len(run.scenes)),
             compared(kept, truth) if truth is not None and index == 0 else None, _begin_ns(kept),
             is_only=len(run.scenes) == 1,
         )

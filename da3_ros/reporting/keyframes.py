@@ -23,8 +23,8 @@ from da3_ros.types import FloatImage, Image
 
 log = logging.getLogger(__name__)
 
-MOST = 12  # keyframes of a scene
-MOST_TRACKED = 6  # frames with tracks
+MOST, MOST_OF_ALL = 12, 24  # keyframes of a scene, and of all scenes of a page
+MOST_TRACKED, MOST_TRACKED_OF_ALL = 6, 12  # frames with tracks, likewise
 SIDE = 320  # longest side of a picture, pixels
 QUALITY = 78  # of JPEG
 
@@ -52,21 +52,28 @@ class ShownKeyframe:
     pictures: tuple[Picture, ...]
 
 
-def shown_keyframes(kept: KeptScene) -> list[ShownKeyframe]:
-    """Returns an even choice of a scene's keyframes; leaves out damaged ones, with a warning."""
+def shown_keyframes(kept: KeptScene, scenes: int) -> list[ShownKeyframe]:
+    """Returns an even choice of a scene's keyframes; leaves out damaged ones, with a warning.
+
+    scenes: number of scenes of the page, which is to stay small.
+    """
     if kept.stored is None:
         return []
     try:
         with kept.stored.keyframes() as stored:
-            return list(_shown(stored))
+            return list(_shown(stored, _most(MOST, MOST_OF_ALL, scenes)))
     except JournalError as error:
         log.warning("keyframes are left out: %s", error)
         return []
 
 
-def _shown(stored: StoredScene) -> Iterator[ShownKeyframe]:
+def _most(of_one: int, of_all: int, scenes: int) -> int:
+    return max(1, min(of_one, of_all // scenes))
+
+
+def _shown(stored: StoredScene, most: int) -> Iterator[ShownKeyframe]:
     keys = sorted(stored.images, key=lambda key: (stored.frames[key].stamp_ns, key))
-    chosen = np.linspace(0, len(keys) - 1, min(MOST, len(keys))).round().astype(int)
+    chosen = np.linspace(0, len(keys) - 1, min(most, len(keys))).round().astype(int)
     for at in chosen:
         try:
             yield _one(stored, keys, int(at))
@@ -127,9 +134,9 @@ class TrackedFramePicture:
     picture: Picture
 
 
-def tracked_frames(kept: KeptScene) -> list[TrackedFramePicture]:
+def tracked_frames(kept: KeptScene, scenes: int) -> list[TrackedFramePicture]:
     """Returns an even choice of the frames whose tracks are kept; none, with a warning, if their
-    file is damaged."""
+    file is damaged. scenes: as in ``shown_keyframes``."""
     if kept.tracks is None:
         return []
     try:
@@ -137,7 +144,8 @@ def tracked_frames(kept: KeptScene) -> list[TrackedFramePicture]:
     except SceneFileError as error:
         log.warning("tracks are left out: %s", error)
         return []
-    chosen = np.linspace(0, len(frames) - 1, min(MOST_TRACKED, len(frames))).round().astype(int)
+    most = _most(MOST_TRACKED, MOST_TRACKED_OF_ALL, scenes)
+    chosen = np.linspace(0, len(frames) - 1, min(most, len(frames))).round().astype(int)
     out = []
     for frame in (frames[k] for k in chosen):
         width, height = frame.image().shape[1::-1]

@@ -183,10 +183,26 @@ def test_a_scene_alone_shows_what_is_there(output):
     assert [image["alt"] for image in page.named("img")]
 
 
-def test_without_matplotlib_there_are_no_plots(output, monkeypatch, caplog):
+@pytest.fixture
+def _without_matplotlib(monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+
+@pytest.mark.usefixtures("_without_matplotlib")
+def test_many_cameras_share_the_pictures_of_a_page(copied):
+    for number in range(7):
+        shutil.copytree(copied / "scene", copied / f"scene_c{number}")
+        shutil.copy(copied / "tracks.npz", copied / f"tracks_c{number}.npz")
+    alone = [image["alt"] for image in page_of(copied / "scene").named("img")]
+    shared = [image["alt"] for image in page_of(copied).named("img")]
+    assert sum("tracks" in alt for alt in shared) == 8
+    assert len(shared) - 8 == 8 * len(alone)
+
+
+@pytest.mark.usefixtures("_without_matplotlib")
+def test_without_matplotlib_there_are_no_plots(output, caplog):
     page = page_of(output)
     assert page.named("svg") == []
     assert "There are no plots: plots need matplotlib, which is missing: pip" in page.text
