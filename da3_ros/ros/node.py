@@ -302,7 +302,10 @@ class Da3Node(LifecycleNode):
         feed.take_state({v.key: v.value for v in status.values} | {"health": status.message})
         if self._viewer_commands is not None:
             live = {name: self.get_parameter(name).value for name in parameters.LIVE}
-            feed.take_settings({"enabled": self.enabled, "parameters": live})
+            plain = {
+                name: v for name, v in live.items() if isinstance(v, bool | int | float | str)
+            }
+            feed.take_settings({"enabled": self.enabled, "parameters": plain})
 
     def _facts(self) -> report.NodeFacts:
         return report.NodeFacts(

@@ -23,9 +23,9 @@ from da3_ros.mapping.submaps import SubmapStore
 from da3_ros.refinement.track_history import TrackHistory
 from da3_ros.types import Array, TrackedFrame
 from da3_ros.viewer.encode import frame_message, map_message
+from da3_ros.viewer.guard import LOCAL
 from da3_ros.viewer.map_reader import MapReader, MapUpdate
 from da3_ros.viewer.process import ViewerProcess
-from da3_ros.viewer.server import LOCAL
 from da3_ros.viewer.wire import ViewerMessage
 
 log = logging.getLogger(__name__)
@@ -99,6 +99,7 @@ class ViewerFeed:
         self._state: ViewerMessage | None = None
         self._settings: ViewerMessage | None = None
         self._answers: list[ViewerMessage] = []
+        self._errors: set[str] = set()  # kinds that were warned of
         self._renewed = False  # the viewer has nothing of the maps; the maps' thread must know
         self._stopping = False
         self._jobs = ThreadPoolExecutor(1, "da3-viewer-commands")
@@ -191,11 +192,14 @@ class ViewerFeed:
                 self._send_on()
             except OSError:
                 pass
+            except Exception as error:
+                self._warn(f"the viewer fails: {type(error).__name__}: {error}")
             if self._stopping or self.failure:
                 return
             if time.monotonic() - began_s > LAST_RESTART_S:
                 wait_s = FIRST_RESTART_S
-            self._warn(f"the viewer has ended and begins again in {wait_s:.0f} s")
+            last = f" ({self._process.last_words})" if self._process.last_words else ""
+            self._warn(f"the viewer has ended{last} and begins again in {wait_s:.0f} s")
             with self._condition:
                 self._condition.wait_for(lambda: self._stopping, wait_s)
             wait_s = min(2 * wait_s, LAST_RESTART_S)
@@ -265,6 +269,8 @@ class ViewerFeed:
             self._on_listening(int(event["port"]))
         elif kind == "failed":
             self._fail(str(event["text"]))
+        elif kind == "error":
+            self._note_error(str(event["text"]))
         elif kind == "clients":
             self._on_clients(int(event["count"]))
         elif kind == "command":
@@ -288,6 +294,13 @@ class ViewerFeed:
                 f"{'and may change the node, ' if self._config.control else ''}without a password"
             )
         log.info("viewer: %s", self.url)
+
+    def _note_error(self, text: str) -> None:
+        """Warns of what could not be shown, each kind once."""
+        kind = text.partition(":")[0]
+        if kind not in self._errors:
+            self._errors.add(kind)
+            self._warn(f"viewer: {text}")
 
     def _fail(self, text: str) -> None:
         with self._condition:

@@ -293,19 +293,24 @@ class Page:
 
     def _on_change(self) -> None:
         with self._lock:
-            for name, scene in self.scenes.items():
-                scene.root.visible = name == self._scene.value
+            for scene in self.scenes.values():
+                scene.root.visible = scene is self._chosen
                 scene.apply()
 
+    @property
+    def _chosen(self) -> ScenePage:
+        """The scene that is shown; the first one if a page asks for one that there is not."""
+        return self.scenes.get(self._scene.value, next(iter(self.scenes.values())))
+
     def _show_state(self, values: Any) -> None:
-        below = unconnected_text(self.scenes[self._scene.value].unconnected)
+        below = unconnected_text(self._chosen.unconnected)
         table = state_table(values, below)
         if self._state.content != table:
             self._state.content = table
 
     def _place_viewers(self) -> None:
         """Gives viewers a first look at the scene, and again as it grows, until they move."""
-        scene = self.scenes[self._scene.value]
+        scene = self._chosen
         if not scene.size:
             return
         self._axes.axes_length, self._axes.axes_radius = AXES * scene.size, AXES * scene.size / 30
@@ -319,26 +324,23 @@ class Page:
     def _has_outgrown(self, client: Any, position: Array, size: float) -> bool:
         """Whether the scene has grown since a viewer was placed who has not moved."""
         moved = float(np.linalg.norm(client.camera.position - position))
-        return self.scenes[self._scene.value].size > GROWN * size and moved < 1e-3 * size
+        return self._chosen.size > GROWN * size and moved < 1e-3 * size
 
     def _look(self, client: Any, *, above: bool) -> None:
-        scene = self.scenes[self._scene.value]
+        scene = self._chosen
         if client is None or not scene.size:
             return
-        with client.atomic():
-            client.camera.position = scene.viewpoint(above=above)
-            client.camera.look_at = scene.centre
+        _move(client, scene.viewpoint(above=above), scene.centre)
 
     def _look_along(self, T_ros_camera: Array) -> None:
         """Moves all viewers behind a camera."""
         if not np.isfinite(T_ros_camera).all():
             return
-        size = self.scenes[self._scene.value].size or 1.0
+        size = self._chosen.size or 1.0
         forward, position = T_ros_camera[:3, 2], T_ros_camera[:3, 3]
+        behind = position - 0.15 * size * forward + np.array([0, 0, 0.05 * size])
         for client in self._server.get_clients().values():
-            with client.atomic():
-                client.camera.position = position - 0.15 * size * forward + [0, 0, 0.05 * size]
-                client.camera.look_at = position + 0.1 * size * forward
+            _move(client, behind, position + 0.1 * size * forward)
 
     def _notify(self, answer: Any) -> None:
         for client in self._server.get_clients().values():
@@ -347,6 +349,12 @@ class Page:
                     answer["title"], answer["text"], auto_close_seconds=10.0,
                     color="green" if answer["success"] else "red",
                 )  # fmt: skip
+
+
+def _move(client: Any, position: Array, look_at: Array) -> None:
+    """Moves a viewer; not one whose page has sent a camera with NaN."""
+    with contextlib.suppress(ValueError), client.atomic():
+        client.camera.position, client.camera.look_at = position, look_at
 
 
 def _label(camera: str) -> str:

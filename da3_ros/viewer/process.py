@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import subprocess
 import sys
 import threading
@@ -12,6 +13,8 @@ from importlib.util import find_spec
 from typing import Any, BinaryIO, cast
 
 from da3_ros.viewer.wire import ViewerMessage, write_message
+
+log = logging.getLogger(__name__)
 
 STOP_S = 2.0  # longest wait for its end
 MODULE = "da3_ros.viewer.server"
@@ -38,12 +41,14 @@ class ViewerProcess:
         arguments = ["--host", host, "--port", str(port), *(["--exact"] if exact else [])]
         self._child = subprocess.Popen(
             [sys.executable, "-m", MODULE, *arguments],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
+        self.last_words = ""  # the newest line of its errors
         self._input = cast(BinaryIO, self._child.stdin)
         self._on_event = on_event
         self._reader = threading.Thread(target=self._read, name="da3-viewer-events", daemon=True)
         self._reader.start()
+        threading.Thread(target=self._read_errors, name="da3-viewer-errors", daemon=True).start()
 
     def send(self, message: ViewerMessage) -> int:
         """Sends a message; waits while the process is busy. Returns its bytes. Raises OSError if
@@ -65,6 +70,15 @@ class ViewerProcess:
             self._input.close()
         if threading.current_thread() is not self._reader:
             self._reader.join(STOP_S)
+
+    def _read_errors(self) -> None:
+        """Logs what the process and its libraries complain of, for those who debug it."""
+        assert self._child.stderr is not None
+        with self._child.stderr as lines:
+            for line in lines:
+                if text := line.decode(errors="replace").strip():
+                    self.last_words = text
+                    log.debug("viewer: %s", text)
 
     def _read(self) -> None:
         assert self._child.stdout is not None

@@ -1,8 +1,9 @@
 """The viewer's process: a web server on this machine, fed with messages on standard input.
 
 Started by ``process.ViewerProcess``. Writes a line of JSON to standard output for each event:
-``listening`` with the port, ``failed`` with a reason, ``command`` with what a user of the page
-wants. Ends with its input.
+``listening`` with the port, ``failed`` with a reason, ``clients`` with the number of open pages,
+``command`` with what a user of the page wants, ``error`` with what could not be shown. Ends with
+its input.
 """
 
 from __future__ import annotations
@@ -16,11 +17,10 @@ import threading
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, BinaryIO
-from urllib.parse import urlsplit
 
+from da3_ros.viewer.guard import LOCAL, guarded
 from da3_ros.viewer.wire import read_message
 
-LOCAL = ("localhost", "127.0.0.1", "::1")
 TRIES = 100  # ports that are tried, from the wanted one on
 CHECK_S = 10.0  # longest wait for an answer of our own
 
@@ -69,7 +69,11 @@ def serve(server: Any, source: BinaryIO, events: Callable[[str, dict[str, Any]],
         return
     page = Page(server, begin, command)
     while (message := read_message(source)) is not None:
-        page.take(message)
+        try:
+            page.take(message)
+        except Exception as error:  # one message, or what one page has sent: the others go on
+            text = f"{message.kind} is not shown: {type(error).__name__}: {error}"
+            events("error", {"text": text})
 
 
 def open_server(host: str, port: int, *, exact: bool) -> Any:
@@ -81,7 +85,7 @@ def open_server(host: str, port: int, *, exact: bool) -> Any:
 
     free = _free_port(host, port, 1 if exact else TRIES)
     # viser has no option for it; ``check_protected`` finds out whether it is in force.
-    checked = _checked_serve(web.serve, local=host in LOCAL)
+    checked = guarded(web.serve, local=host in LOCAL)
     setattr(web, "serve", checked)  # noqa: B010 - a class for mypy
     server = _quiet_server()(host=host, port=free, verbose=False)
     if exact and server.get_port() != port:  # another program was faster
@@ -149,33 +153,6 @@ def _is_bad_host(error: OSError) -> bool:
 
 def _in_use(port: int) -> str:
     return f"port {port} is in use by another program"
-
-
-def _checked_serve(serve: Callable[..., Any], *, local: bool) -> Callable[..., Any]:
-    """Returns ``websockets.serve`` that refuses browsers that are on another site's page.
-
-    A page from the internet may open web sockets to this machine; only the browser's header
-    ``Origin`` tells. local: whether the server is for this machine only: then ``Host`` must be
-    this machine too, so that no foreign name that points here counts (DNS rebinding).
-    """
-
-    def checked(*arguments: Any, process_request: Any = None, **options: Any) -> Any:
-        def check(connection: Any, request: Any) -> Any:
-            if not is_own_page(request.headers, local=local):
-                return connection.respond(HTTPStatus.FORBIDDEN, "another site's page\n")
-            return None if process_request is None else process_request(connection, request)
-
-        return serve(*arguments, process_request=check, **options)
-
-    return checked
-
-
-def is_own_page(headers: Any, *, local: bool) -> bool:
-    """Returns whether a request comes from this server's own page, or from no page at all."""
-    host, origin = headers.get("Host", ""), headers.get("Origin")
-    if local and urlsplit(f"//{host}").hostname not in LOCAL:
-        return False
-    return origin is None or urlsplit(origin).netloc == host
 
 
 def _own_output() -> Callable[[str, dict[str, Any]], None]:

@@ -15,7 +15,8 @@ from da3_ros.config import ViewerConfig
 from da3_ros.geometry.poses import T_ROS_MAP
 from da3_ros.types import Scale, TrackedFrame, WindowReport
 from da3_ros.viewer.feed import Offered, ViewerFeed
-from da3_ros.viewer.server import is_own_page
+from da3_ros.viewer.guard import is_of_page, is_own_page
+from da3_ros.viewer.wire import ViewerMessage
 
 pytestmark = pytest.mark.process
 OFFERED = Offered("a scene", ["map"], [""], (0.1, 10.0))
@@ -85,6 +86,27 @@ def test_pages_of_other_sites_are_told_by_their_headers():
     assert not is_own_page(rebound, local=True)
     assert is_own_page({"Host": "robot:80", "Origin": "http://robot:80"}, local=False)
     assert not is_own_page({"Host": "robot:80", "Origin": "http://evil.example"}, local=False)
+    assert not is_own_page({"Host": "["}, local=True)
+    assert not is_own_page({"Host": "robot", "Origin": "http://["}, local=False)
+
+
+def test_only_what_the_page_sends_comes_in():
+    import msgspec
+
+    def sent(**message):
+        return is_of_page(msgspec.msgpack.encode(message))
+
+    assert sent(type="ViewerCameraMessage", position=(1.0, 2, 3), fov=0.8)
+    assert not sent(type="ViewerCameraMessage", position=(1.0, float("nan"), 3.0))
+    assert not sent(type="ViewerCameraMessage", fov=float("inf"))
+    assert sent(type="GuiUpdateMessage", uuid="a", updates={"value": 3})
+    assert not sent(type="GuiUpdateMessage", uuid="a", updates={"update_cb": [1]})
+    assert not sent(type="GuiUpdateMessage", uuid="a", updates=[])
+    for kind in ("FileTransferStartUpload", "FileTransferPart", "ShareUrlRequest", "x", 3):
+        assert not sent(type=kind)
+    assert not is_of_page(b"\xc1nonsense")
+    assert not is_of_page("text")
+    assert not is_of_page(msgspec.msgpack.encode([1, 2]))
 
 
 def test_only_its_own_page_is_served_and_it_ends_with_its_feed():
@@ -211,6 +233,26 @@ def test_a_viewer_that_ended_begins_again_and_gets_the_whole_map(monkeypatch):
         running.until(lambda: feed.watched)
         feed.take_map("map", held, T_ROS_MAP)
         running.until(lambda: feed.sent_bytes >= 1.9 * sent)
+        client.close()
+
+
+def test_what_cannot_be_shown_is_said_once_and_the_others_are_shown():
+    held = store()
+    held.add(frame(0, np.eye(4)))
+    with Running() as running:
+        feed, process = running.feed, running.feed._process
+        client = Client(running.port)
+        running.until(lambda: feed.watched)
+        feed.take_map("map", held, T_ROS_MAP)
+        feed._answer(ViewerMessage("map", {"scene": "unknown"}))
+        feed._answer(ViewerMessage("map", {"scene": "unknown"}))
+        running.until(lambda: running.warnings)
+        feed.take_settings({"parameters": {"a": object()}})  # JSON has no such thing
+        running.until(lambda: feed._process is not process)
+        running.until(lambda: feed.url)
+        assert len(running.warnings) == 3, running.warnings
+        assert running.warnings[0] == "viewer: map is not shown: KeyError: 'unknown'"
+        assert "TypeError" in running.warnings[1]
         client.close()
 
 
