@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from da3_ros.drawing.drawing_file import read_drawing
+from da3_ros.drawing.scene_drawing import Drawing
 from da3_ros.drawing.scene_picture import render, write_png
 from da3_ros.export.atomic_files import atomic_path
 from da3_ros.export.export import ExportError
@@ -30,17 +31,26 @@ def view(
     Raises SceneFileError or ExportError.
     """
     check_picture(target, size, MOST_SIDE)
-    drawing = read_drawing(source)
-    drawing = drawing.take(drawing.points[:, 2] < below)
-    if not len(drawing.points) and not len(drawing.cameras):
-        raise ExportError(f"{source}: no points and no cameras to draw")
-    pictures = [render(drawing, size, side) for side in sides]
+    drawing = read_shown(source, below)
     gap = np.full((size[1], GAP, 3), 255, np.uint8)
-    row = [part for picture in pictures for part in (gap, picture)][1:]
+    row = [part for picture in render(drawing, size, sides) for part in (gap, picture)][1:]
     with atomic_path(target) as temporary:
         write_png(temporary, np.hstack(row))
     cameras = len(drawing.cameras) // 8
     return f"{target}: {len(drawing.points)} points, {cameras} keyframes' cameras\n"
+
+
+def read_shown(source: Path, below: float) -> Drawing:
+    """Read what is drawn of a scene.
+
+    below: largest height of points, in the map's unit. Raises SceneFileError, and ExportError if
+    there is nothing to draw.
+    """
+    drawing = read_drawing(source)
+    drawing = drawing.take(drawing.points[:, 2] < below)
+    if not len(drawing.points) and not len(drawing.cameras):
+        raise ExportError(f"{source}: no points and no cameras to draw")
+    return drawing
 
 
 def check_picture(target: Path, size: tuple[int, int], most: int) -> None:

@@ -1,4 +1,4 @@
-"""`da3_ros view`: draws a picture of a scene, of its measured depth, or of a replay's tracks."""
+"""`da3_ros view`: pictures and videos of a scene, its measured depth, or a replay's tracks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from da3_ros.cli.arguments import FAILED, size_argument
 from da3_ros.parameter_schema import ConfigError
 
-PORT = 8080
-SCENE_SIZE, TRACKS_SIZE, DENSE_SIZE = "960x720", "480x360", "320x240"
+SCENE_SIZE, VIDEO_SIZE, TRACKS_SIZE, DENSE_SIZE = "960x720", "1280x720", "480x360", "320x240"
+SECONDS, RATE = 20.0, 30  # of a video
 
 
 def add_view(commands: Any) -> None:
@@ -25,19 +25,15 @@ def add_view(commands: Any) -> None:
         "--dense the depth of keyframes.",
     )
     view.add_argument("scene", type=Path, help="scene folder, replay's output folder, .glb, .ply")
-    view.add_argument("--output", type=Path, help="PNG to write; replaced")
-    view.add_argument(
-        "--serve", action="store_true",
-        help="show a saved scene in a browser instead, until Ctrl-C (needs viser)",
+    target = view.add_mutually_exclusive_group(required=True)
+    target.add_argument("--output", type=Path, help="PNG to write; replaced")
+    target.add_argument(
+        "--video", type=Path, metavar="FILE.mp4",
+        help="video to write, behind the camera along its path; replaced",
     )  # fmt: skip
-    view.add_argument(
-        "--port", type=int,
-        help=f"port of --serve (default: the first free one from {PORT} on)",
-    )  # fmt: skip
-    view.add_argument(
-        "--host", default="127.0.0.1",
-        help="address of --serve; other than 127.0.0.1: everyone in the network sees the scene",
-    )  # fmt: skip
+    view.add_argument("--orbit", action="store_true", help="video of a turn around the scene")
+    view.add_argument("--seconds", type=float, help=f"of the video (default: {SECONDS:g})")
+    view.add_argument("--fps", type=int, help=f"pictures per second (default: {RATE})")
     view.add_argument(
         "--from", dest="sides", nargs="+", choices=_sides(),
         help="viewpoint relative to the first camera (default: behind); several give pictures "
@@ -45,8 +41,8 @@ def add_view(commands: Any) -> None:
     )  # fmt: skip
     view.add_argument(
         "--size", metavar="WxH",
-        help=f"size of each picture (default: {SCENE_SIZE}; with --tracks {TRACKS_SIZE}, with "
-        f"--dense {DENSE_SIZE})",
+        help=f"size of each picture (default: {SCENE_SIZE}; with --video {VIDEO_SIZE}, with "
+        f"--tracks {TRACKS_SIZE}, with --dense {DENSE_SIZE})",
     )  # fmt: skip
     view.add_argument(
         "--below", type=float, metavar="Z",
@@ -91,16 +87,32 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _drawn(options: argparse.Namespace) -> str:
-    if options.output is None:
-        raise ConfigError("--output is missing: give the PNG to write, or --serve")
-    if options.port is not None:
-        raise ConfigError("--port is for --serve")
+    """Returns what was written, in a line. Raises ConfigError."""
     if options.tracks or options.dense:
-        if options.sides is not None or options.below is not None:
+        if options.sides is not None or options.below is not None or options.video is not None:
             name = "--tracks" if options.tracks else "--dense"
-            raise ConfigError(f"{name}: --from and --below are for scenes")
+            raise ConfigError(f"{name}: --from, --below and --video are for scenes")
         return _tracks(options) if options.tracks else _dense(options)
+    if options.video is not None:
+        return _video(options)
+    if options.orbit or options.seconds is not None or options.fps is not None:
+        raise ConfigError("--orbit, --seconds and --fps: give --video FILE.mp4")
     return _scene(options)
+
+
+def _video(options: argparse.Namespace) -> str:
+    from da3_ros.cli.video_viewer import VideoOptions, view_video
+
+    if options.sides is not None:
+        raise ConfigError("--from is for pictures: give --orbit, or nothing to follow the path")
+    wanted = VideoOptions(
+        size_argument(options.size or VIDEO_SIZE),
+        SECONDS if options.seconds is None else options.seconds,
+        RATE if options.fps is None else options.fps,
+        options.orbit,
+        float("inf") if options.below is None else options.below,
+    )
+    return view_video(options.scene, options.video, wanted)
 
 
 def _dense(options: argparse.Namespace) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from da3_ros.drawing.scene_picture import Drawing, drawing_of
+from da3_ros.drawing.scene_drawing import Drawing, drawing_of
 from da3_ros.export.checked_files import SceneFileError
 from da3_ros.export.glb import GLTF_FROM_MAP, LINEAR, VERTEX
 from da3_ros.export.scene_file import SceneFile
@@ -66,12 +66,12 @@ def _read_glb(path: Path) -> Drawing:
         raise SceneFileError(f"{path} was not written by da3_ros: convert it to PLY")
     found = _meshes(document, data[20 + length + 8 :])
     vertices = found.get("points", np.zeros(0, VERTEX))
-    lines = [
+    cameras, drawn_path = (
         found[name].reshape(-1, 2, 3) @ GLTF_FROM_MAP if name in found else NO_LINES
         for name in ("cameras", "path")
-    ]
+    )
     points = vertices["position"] @ GLTF_FROM_MAP.astype(np.float32)
-    return Drawing(points, _srgb(vertices["color"]), *lines)
+    return Drawing(points, _srgb(vertices["color"]), cameras, drawn_path)
 
 
 def _meshes(document: dict[str, Any], binary: bytes) -> dict[str, NDArray[Any]]:

@@ -29,8 +29,12 @@ def frustum(pose: Pose, size: float) -> Array:
     corners = np.array([[0, 0, 1], [width, 0, 1], [width, height, 1], [0, height, 1]], dtype=float)
     rim = size * corners @ np.linalg.inv(pose.K).T
     rim = rim @ pose.T_map_camera[:3, :3].T + pose.T_map_camera[:3, 3]
-    apex = np.repeat(pose.T_map_camera[None, :3, 3], 4, axis=0)
-    rays = np.stack((apex, rim), axis=1)
+    return camera_lines(pose.T_map_camera[:3, 3], rim)
+
+
+def camera_lines(centre: Array, rim: Array) -> Array:
+    """Returns lines [8, 2, 3]: from ``centre`` [3] to the corners ``rim`` [4, 3], and the rim."""
+    rays = np.stack((np.repeat(centre[None], 4, axis=0), rim), axis=1)
     return np.concatenate((rays, np.stack((rim, np.roll(rim, -1, axis=0)), axis=1)))
 
 
@@ -49,13 +53,24 @@ def path_points(scene: Scene) -> Array:
     return np.asarray(centres @ scene.T_ros_map[:3, :3].T + scene.T_ros_map[:3, 3])
 
 
-def path_segments(scene: Scene) -> Array:
+def path_lines(scene: Scene) -> Array:
     """Returns lines [N, 2, 3] between neighbours on the path, in the map frame; none between
-    segments, where the motion was not seen, and so none between components and sessions."""
-    leading, centres = scene.poses.leading(), path_points(scene)
-    chain = np.array([scene.chain_of.get(int(id), 0) for id in leading.rows["submap"]], int)
-    lines = np.stack((centres[:-1], centres[1:]), axis=1)
-    return np.asarray(lines[chain[:-1] == chain[1:]])
+    chains, whose relative motion was not seen, and so none between components and sessions."""
+    centres = [T_map_camera[:, :3, 3] for T_map_camera in path_of_chains(scene)]
+    lines = [np.stack((c[:-1], c[1:]), axis=1) for c in centres]
+    return np.concatenate([np.zeros((0, 2, 3)), *lines])
+
+
+def path_of_chains(scene: Scene) -> tuple[Array, ...]:
+    """Returns the poses T_map_camera [N, 4, 4] of the leading camera, in the map frame, one array
+    for each chain."""
+    rows = scene.poses.leading().rows
+    T_map_camera = np.tile(np.eye(4), (len(rows["T"]), 1, 1))
+    T_map_camera[:, :3] = rows["T"]
+    chain = np.array([scene.chain_of.get(int(id), 0) for id in rows["submap"]], int)
+    if not len(chain):
+        return ()
+    return tuple(np.split(scene.T_ros_map @ T_map_camera, np.flatnonzero(np.diff(chain)) + 1))
 
 
 def chosen_frusta(poses: Poses) -> list[Pose]:

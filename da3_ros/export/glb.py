@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from da3_ros import __version__
-from da3_ros.export.camera_frusta import frusta, path_segments
+from da3_ros.export.camera_frusta import frusta, path_lines
 from da3_ros.export.mesh import Mesh
 from da3_ros.export.selection import ExportError, Points, Progress
 from da3_ros.mapping.scene import Scene
@@ -37,7 +37,7 @@ def write_glb(scene: Scene, points: Points, path: Path, progress: Progress) -> N
     if len(points):
         model.points(points)
     model.lines("cameras", frusta(scene), CAMERA_RGB)
-    model.lines("path", path_segments(scene), PATH_RGB)
+    model.lines("path", path_lines(scene), PATH_RGB)
     if scene.unconnected:
         counts = {"parts": len(scene.components), "parts_guessed": scene.unconnected}
         model.extras = {"extras": counts}

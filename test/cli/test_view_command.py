@@ -10,7 +10,10 @@ import trimesh
 from support.scenes import full_store
 
 from da3_ros.cli.command_line import build_parser, main
-from da3_ros.drawing.scene_picture import BACKGROUND, CAMERA_COLOR, SIDES, Drawing, render
+from da3_ros.drawing.scene_drawing import Drawing
+from da3_ros.drawing.scene_picture import render
+from da3_ros.drawing.scene_renderer import BACKGROUND, CAMERA_COLOR
+from da3_ros.drawing.viewpoint import SIDES
 from da3_ros.export.camera_frusta import frustum
 from da3_ros.export.export import export_scene
 from da3_ros.export.scene_file import save_scene
@@ -59,7 +62,7 @@ def share(picture, name):
     [("behind", "faLR", "cb"), ("side", "fRab", "cL"), ("top", "fabLR", "c")],
 )
 def test_a_room_is_seen_from_outside_as_a_dolls_house(side, seen, left_out, scale):
-    picture = render(room(scale), (240, 180), side)
+    picture = render(room(scale), (240, 180), [side])[0]
     for name in seen:
         assert share(picture, name) > 0.035, name
     for name in left_out:  # but for a strip in the corners, where no side is alone
@@ -69,7 +72,7 @@ def test_a_room_is_seen_from_outside_as_a_dolls_house(side, seen, left_out, scal
 
 
 def test_the_whole_room_is_in_the_picture_and_fills_it():
-    picture = render(room(), (240, 180), "corner")
+    picture = render(room(), (240, 180), ["corner"])[0]
     rows, columns = np.nonzero((picture > BACKGROUND + 20).any(axis=2))
     assert min(rows.min(), columns.min(), 179 - rows.max(), 239 - columns.max()) >= 0
     assert max(np.ptp(rows) / 180, np.ptp(columns) / 240) > 0.85
@@ -84,7 +87,7 @@ def test_what_is_nearer_hides_what_is_farther():
         np.concatenate((np.full((20_000, 3), 120, np.uint8), drawing.rgb)),
         drawing.cameras, drawing.path,
     )  # fmt: skip
-    picture = render(above, (240, 180), "top").astype(int)
+    picture = render(above, (240, 180), ["top"])[0].astype(int)
     grey = np.ptp(picture, axis=2) == 0
     table_seen = grey & (picture[..., 0] > BACKGROUND + 40)
     assert table_seen.mean() > 0.01

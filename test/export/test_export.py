@@ -16,7 +16,8 @@ import trimesh
 from scipy.spatial.transform import Rotation
 from support.file_readers import read_colmap, read_ply
 
-from da3_ros.drawing.scene_picture import CAMERA_COLOR, PATH_COLOR, render_scene
+from da3_ros.drawing.scene_picture import render_scene
+from da3_ros.drawing.scene_renderer import CAMERA_COLOR, PATH_COLOR
 from da3_ros.export import selection as selecting
 from da3_ros.export.atomic_files import atomic_folder, atomic_path
 from da3_ros.export.export import ExportError, Selection, export_scene

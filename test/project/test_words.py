@@ -20,7 +20,7 @@ WORDS = {
     "aligned windows": (
         r"segment", "chain",
         (
-            "drawing/scene_picture.py", "export/camera_frusta.py", "export/glb.py",  # lines
+            "export/camera_frusta.py", "export/glb.py",  # lines
             "viewer/page.py",  # of viser
             "keyframe_store/array_spill.py",  # of a file
         ),
