@@ -59,7 +59,7 @@ setup(
         "mesh": ["scikit-image>=0.22"],  # `da3_ros export SCENE room.mesh.glb`
         # `da3_ros export-network --format onnx` and its check.
         "onnx": ["onnx>=1.17", "onnxruntime>=1.20", "onnxscript>=0.5"],
-        "video": ["av>=12"],  # `da3_ros view SCENE --video room.mp4`
+        "video": ["av>=12"],  # `da3_ros view SCENE --video room.mp4`, `da3_ros replay --video`
     },
     # build/ itself is colcon's.
     options={"build": {"build_base": "build/pip"}},

@@ -201,6 +201,10 @@ class PosePriorConfig:
     )
 
 
+# From near, warm or bright, to far.
+COLOR_MAPS = ("spectral", "turbo", "viridis", "plasma", "magma", "inferno", "grey")
+
+
 @dataclass(frozen=True)
 class DepthConfig:
     """Size of published depth, handling of sky and of low confidence, and colours."""
@@ -235,7 +239,7 @@ class DepthConfig:
         (0.3, 10.0), "range of the coloured depth, metres", live=True
     )
     color_map: str = option(
-        "spectral", "colour map of depth and confidence", choices=("spectral", "turbo"), live=True
+        "spectral", "colour map of depth and confidence", choices=COLOR_MAPS, live=True
     )
 
 

@@ -37,10 +37,11 @@ def _readable(
             log.warning("%s: it is left out", error)
 
 
-def view_dense(source: Path, target: Path, size: tuple[int, int]) -> str:
+def view_dense(source: Path, target: Path, size: tuple[int, int], color_map: str) -> str:
     """Write one PNG with keyframes of the scene in ``source``, evenly chosen; returns a text.
 
-    size: that images are fitted into. Raises SceneFileError or ExportError.
+    size: that images are fitted into. color_map: colours of depth. Raises SceneFileError or
+    ExportError.
     """
     check_picture(target, size, MOST_SIDE)
     scene = SceneFile(find_scene(source))
@@ -65,7 +66,7 @@ def view_dense(source: Path, target: Path, size: tuple[int, int]) -> str:
     except JournalError as error:
         raise SceneFileError(str(error)) from error
     with atomic_path(target) as temporary:
-        write_png(temporary, dense_sheet(rows, size))
+        write_png(temporary, dense_sheet(rows, size, color_map))
     return (
         f"{target}: {len(rows)} keyframes, {100 * share:.0f} % of their pixels measured; "
         f"{len(keys)} of {total} keyframes have measured depth\n"

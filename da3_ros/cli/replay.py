@@ -80,6 +80,10 @@ def add_selection(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--no-report", action="store_true", help="write no report.html, which takes about a second"
     )
+    command.add_argument(
+        "--video", action="store_true",
+        help="write video.mp4: each frame with depth, confidence and the map so far from above",
+    )  # fmt: skip
 
 
 def _run_replay(options: argparse.Namespace) -> int:
@@ -117,6 +121,7 @@ def replay_options(options: argparse.Namespace, recording: Path) -> ReplayOption
         rate_hz=options.rate,
         pictures=options.pictures,
         report=not options.no_report,
+        video=options.video,
         odometry=options.odometry,
         slam_path=options.slam_path,
         plan=options.plan,

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from da3_ros.drawing.drawing_file import read_drawing
-from da3_ros.drawing.scene_drawing import Drawing
+from da3_ros.drawing.scene_drawing import Drawing, by_height
 from da3_ros.drawing.scene_picture import render, write_png
 from da3_ros.export.atomic_files import atomic_path
 from da3_ros.export.export import ExportError
@@ -23,15 +23,14 @@ def view(
     sides: Sequence[str],
     size: tuple[int, int],
     below: float = float("inf"),
+    color_map: str | None = None,
 ) -> str:
     """Write one PNG with the scene in ``source`` seen from each of ``sides``; returns a text.
 
-    below: largest height of drawn points, in the map's unit.
-
-    Raises SceneFileError or ExportError.
+    below, color_map: as in ``read_shown``. Raises SceneFileError or ExportError.
     """
     check_picture(target, size, MOST_SIDE)
-    drawing = read_shown(source, below)
+    drawing = read_shown(source, below, color_map)
     gap = np.full((size[1], GAP, 3), 255, np.uint8)
     row = [part for picture in render(drawing, size, sides) for part in (gap, picture)][1:]
     with atomic_path(target) as temporary:
@@ -40,17 +39,17 @@ def view(
     return f"{target}: {len(drawing.points)} points, {cameras} keyframes' cameras\n"
 
 
-def read_shown(source: Path, below: float) -> Drawing:
+def read_shown(source: Path, below: float, color_map: str | None) -> Drawing:
     """Read what is drawn of a scene.
 
-    below: largest height of points, in the map's unit. Raises SceneFileError, and ExportError if
-    there is nothing to draw.
+    below: largest height of points, in the map's unit. color_map: colours of heights; None: the
+    points' own colours. Raises SceneFileError, and ExportError if there is nothing to draw.
     """
     drawing = read_drawing(source)
     drawing = drawing.take(drawing.points[:, 2] < below)
     if not len(drawing.points) and not len(drawing.cameras):
         raise ExportError(f"{source}: no points and no cameras to draw")
-    return drawing
+    return drawing if color_map is None else by_height(drawing, color_map)
 
 
 def check_picture(target: Path, size: tuple[int, int], most: int) -> None:

@@ -34,6 +34,7 @@ class VideoOptions:
     rate: int  # pictures per second
     orbit: bool  # around the scene, not along the path
     below: float = float("inf")  # largest height of drawn points, in the map's unit
+    color_map: str | None = None  # colours of heights; None: the points' own colours
 
     def __post_init__(self) -> None:
         """Raises ConfigError if no video can be like that."""
@@ -57,7 +58,7 @@ def view_video(source: Path, target: Path, options: VideoOptions) -> str:
         raise ExportError(f"--video {target}: must end with {SUFFIX}")
     check_file_target(target)
     check_encoder()
-    drawing = read_shown(source, options.below)
+    drawing = read_shown(source, options.below, options.color_map)
     drawing = drawing.take(np.arange(0, len(drawing.points), _stride(drawing)))
     renderer = SceneRenderer(drawing, LARGEST_PX, supersampling=1)
     count = round(options.seconds * options.rate)

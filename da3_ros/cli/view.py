@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from da3_ros.cli.arguments import FAILED, size_argument
+from da3_ros.config import COLOR_MAPS
 from da3_ros.parameter_schema import ConfigError
 
 SCENE_SIZE, VIDEO_SIZE, TRACKS_SIZE, DENSE_SIZE = "960x720", "1280x720", "480x360", "320x240"
@@ -49,6 +50,11 @@ def add_view(commands: Any) -> None:
         help="draw only points below this height in the map; for a PLY, whose ceiling cannot "
         "be found without cameras",
     )  # fmt: skip
+    view.add_argument(
+        "--color-map", metavar="NAME", choices=COLOR_MAPS,
+        help=f"colours of points by their height ({', '.join(COLOR_MAPS)}; default: their own), "
+        f"with --dense those of depth (default: {COLOR_MAPS[0]})",
+    )  # fmt: skip
     instead = view.add_mutually_exclusive_group()
     instead.add_argument(
         "--dense", action="store_true",
@@ -89,9 +95,11 @@ def _serve(options: argparse.Namespace) -> int:
 def _drawn(options: argparse.Namespace) -> str:
     """Returns what was written, in a line. Raises ConfigError."""
     if options.tracks or options.dense:
+        name = "--tracks" if options.tracks else "--dense"
         if options.sides is not None or options.below is not None or options.video is not None:
-            name = "--tracks" if options.tracks else "--dense"
-            raise ConfigError(f"{name}: --from, --below and --video are for scenes")
+            raise ConfigError(f"{name}: --video, --from and --below are for scenes")
+        if options.tracks and options.color_map is not None:
+            raise ConfigError("--tracks: --color-map is for scenes and --dense")
         return _tracks(options) if options.tracks else _dense(options)
     if options.video is not None:
         return _video(options)
@@ -111,6 +119,7 @@ def _video(options: argparse.Namespace) -> str:
         RATE if options.fps is None else options.fps,
         options.orbit,
         float("inf") if options.below is None else options.below,
+        options.color_map,
     )
     return view_video(options.scene, options.video, wanted)
 
@@ -118,7 +127,12 @@ def _video(options: argparse.Namespace) -> str:
 def _dense(options: argparse.Namespace) -> str:
     from da3_ros.cli.dense_viewer import view_dense
 
-    return view_dense(options.scene, options.output, size_argument(options.size or DENSE_SIZE))
+    return view_dense(
+        options.scene,
+        options.output,
+        size_argument(options.size or DENSE_SIZE),
+        options.color_map or COLOR_MAPS[0],
+    )
 
 
 def _scene(options: argparse.Namespace) -> str:
@@ -130,6 +144,7 @@ def _scene(options: argparse.Namespace) -> str:
         options.sides or ["behind"],
         size_argument(options.size or SCENE_SIZE),
         float("inf") if options.below is None else options.below,
+        options.color_map,
     )
 
 

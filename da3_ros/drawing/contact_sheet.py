@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 
 from da3_ros.config import DepthConfig
-from da3_ros.drawing.colormaps import colorize_confidence, colorize_depth
+from da3_ros.drawing.colormaps import colorize_confidence, colorize_depth, depth_range
 from da3_ros.drawing.uniform_sampler import UniformSampler
 from da3_ros.types import FloatImage, Image
 
@@ -46,11 +46,8 @@ class ContactSheet:
 
     def _range(self, depth: FloatImage) -> tuple[float, float]:
         """The configured range; without metric scale the frame's own range."""
-        known = depth[np.isfinite(depth)]
-        if self.metric or not len(known):
-            return self.config.color_range_m
-        low, high = np.percentile(known, (2, 98))
-        return float(low), float(max(high, low * 1.001 + 1e-9))
+        seen = None if self.metric else depth_range(depth)
+        return self.config.color_range_m if seen is None else seen
 
 
 def _cell(image: Image) -> Image:

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import cv2
 import numpy as np
 
-from da3_ros.drawing.colormaps import colorize_depth
+from da3_ros.drawing.colormaps import colorize_depth, depth_range
 from da3_ros.keyframe_store.keyframe import Keyframe
-from da3_ros.types import DenseDepth, FloatImage, Image
+from da3_ros.types import DenseDepth, Image
 
 MARGIN = 4
 DEVIATION = 0.004, 0.1  # range of the colours of relative standard deviation
@@ -18,14 +18,16 @@ TITLE_HEIGHT = 20  # pixels
 
 
 def dense_sheet(
-    keyframes: Iterable[tuple[Keyframe, DenseDepth | None]], size: tuple[int, int]
+    keyframes: Iterable[tuple[Keyframe, DenseDepth | None]],
+    size: tuple[int, int],
+    color_map: str = "spectral",
 ) -> Image:
     """Returns RGB with titles and a row for each keyframe: image, the network's depth, measured
     depth, and its relative standard deviation, black where nothing is measured.
 
     size: (width, height) that each picture is fitted into.
     """
-    rows = [_row(keyframe, dense, size) for keyframe, dense in keyframes]
+    rows = [_row(keyframe, dense, size, color_map) for keyframe, dense in keyframes]
     return np.concatenate([_titles(size[0]), *rows])
 
 
@@ -40,33 +42,38 @@ def _titles(width: int) -> Image:
     return strip
 
 
-def _row(keyframe: Keyframe, dense: DenseDepth | None, size: tuple[int, int]) -> Image:
+def _row(
+    keyframe: Keyframe, dense: DenseDepth | None, size: tuple[int, int], color_map: str
+) -> Image:
     depth = keyframe.depth if dense is None else dense.depth
-    seen = _range(depth)
+    seen = depth_range(depth) or (0.0, 1.0)
     deviation = np.full_like(depth, np.nan)
     if dense is not None:
         deviation[dense.measured] = dense.sigma[dense.measured]
     pictures = (
-        keyframe.image, colorize_depth(keyframe.depth, seen), colorize_depth(depth, seen),
+        keyframe.image,
+        colorize_depth(keyframe.depth, seen, color_map),
+        colorize_depth(depth, seen, color_map),
         colorize_depth(deviation, DEVIATION),
-    )  # fmt: skip
+    )
     return np.concatenate([_fitted(picture, size) for picture in pictures], axis=1)
-
-
-def _range(depth: FloatImage) -> tuple[float, float]:
-    known = depth[np.isfinite(depth)]
-    if not len(known):
-        return 0.0, 1.0
-    near, far = np.percentile(known, (2, 98)).tolist()
-    return near, max(far, 1.001 * near + 1e-9)
 
 
 def _fitted(picture: Image, size: tuple[int, int]) -> Image:
     """Returns a picture in the middle of black [size], with a margin."""
+    inside = fitted(picture, size)
+    return np.pad(inside, ((0, MARGIN), (0, MARGIN), (0, 0)))
+
+
+def fitted(picture: Image, size: tuple[int, int]) -> Image:
+    """Returns a picture as large as it can be in the middle of black [H, W, 3].
+
+    size: width and height of the result.
+    """
     height, width = picture.shape[:2]
     scale = min(size[0] / width, size[1] / height)
     inner = max(1, round(scale * width)), max(1, round(scale * height))
-    out = np.zeros((size[1] + MARGIN, size[0] + MARGIN, 3), np.uint8)
+    out = np.zeros((size[1], size[0], 3), np.uint8)
     y, x = (size[1] - inner[1]) // 2, (size[0] - inner[0]) // 2
     out[y : y + inner[1], x : x + inner[0]] = cv2.resize(
         picture, inner, interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_NEAREST

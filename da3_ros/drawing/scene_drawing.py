@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from da3_ros.drawing.colormaps import color_table
 from da3_ros.export.camera_frusta import frusta, path_lines, path_of_chains
 from da3_ros.mapping.scene import Scene
 from da3_ros.types import Array
@@ -47,3 +48,15 @@ def drawing_of(scene: Scene) -> Drawing:
     """Returns points, keyframe cameras and path of a scene."""
     cloud = scene.cloud(MAX_POINTS)
     return Drawing(cloud.xyz, cloud.rgb, frusta(scene), path_lines(scene), path_of_chains(scene))
+
+
+def by_height(drawing: Drawing, color_map: str) -> Drawing:
+    """Returns a copy whose points are coloured by their height: the highest in the colour of near
+    depth. color_map: one of ``config.COLOR_MAPS``."""
+    height = drawing.points[:, 2].astype(np.float64)
+    if not len(height):
+        return drawing
+    low, high = np.percentile(height[np.isfinite(height)], (2, 98))
+    share = np.nan_to_num((high - height) / max(high - low, 1e-9))
+    rgb = color_table(color_map)[np.round(255 * np.clip(share, 0, 1)).astype(int)]
+    return dataclasses.replace(drawing, rgb=rgb)

@@ -66,17 +66,26 @@ class SceneRenderer:
         lines: drawn last and brighter, [N, 2, 3] in the map; none by default.
         """
         large = viewpoint.enlarged(self._supersampling)
-        canvas = np.full((*large.size[::-1], 3), BACKGROUND, np.uint8)
-        if len(self.drawing.points):
-            self._paint_points(canvas, large)
+        canvas = self._surfaces(large)
         for drawn, color in (
             (self.drawing.cameras, CAMERA_COLOR),
             (self.drawing.path, PATH_COLOR),
         ):
-            _paint_lines(canvas, large, drawn, color, self._supersampling)
+            paint_lines(canvas, large, drawn, color, self._supersampling)
         if lines is not None:
-            _paint_lines(canvas, large, lines, MARKED_COLOR, 2 * self._supersampling)
+            paint_lines(canvas, large, lines, MARKED_COLOR, 2 * self._supersampling)
         return np.asarray(cv2.resize(canvas, viewpoint.size, interpolation=cv2.INTER_AREA))
+
+    def surfaces(self, viewpoint: Viewpoint) -> Image:
+        """Returns a picture of the points alone, without cameras and path."""
+        canvas = self._surfaces(viewpoint.enlarged(self._supersampling))
+        return np.asarray(cv2.resize(canvas, viewpoint.size, interpolation=cv2.INTER_AREA))
+
+    def _surfaces(self, viewpoint: Viewpoint) -> Image:
+        canvas = np.full((*viewpoint.size[::-1], 3), BACKGROUND, np.uint8)
+        if len(self.drawing.points):
+            self._paint_points(canvas, viewpoint)
+        return canvas
 
     def _paint_points(self, canvas: Image, viewpoint: Viewpoint) -> None:
         """Draw the nearest point of each pixel, darkened at depth edges."""
@@ -212,9 +221,10 @@ def _shade(far: NDArray[np.float32], reach: int) -> NDArray[np.float32]:
     return np.exp(np.float32(-LIGHT / 0.1) * darker)
 
 
-def _paint_lines(
+def paint_lines(
     canvas: Image, viewpoint: Viewpoint, lines: Array, color: tuple[int, int, int], width: int
 ) -> None:
+    """Draw lines [N, 2, 3] of the map, ``width`` pixels wide, into a picture of the viewpoint."""
     pixels, depth = viewpoint.project(lines)
     within = np.abs(pixels).max(axis=(1, 2), initial=0) < 1e5 if len(pixels) else np.zeros(0, bool)
     ends = np.round(pixels[within & (depth > viewpoint.near).all(axis=1)]).astype(np.int32)

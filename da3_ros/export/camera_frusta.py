@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from da3_ros.mapping.scene import Scene
 from da3_ros.mapping.trajectory import Pose, Poses
@@ -61,16 +62,29 @@ def path_lines(scene: Scene) -> Array:
     return np.concatenate([np.zeros((0, 2, 3)), *lines])
 
 
+def path_stamps(scene: Scene) -> Array:
+    """Returns when each of ``path_lines`` ends, ns [N]."""
+    stamps = scene.poses.leading().rows["stamp_ns"]
+    ends = [part[1:] for part in np.split(stamps, _chain_starts(scene))]
+    return np.concatenate([np.zeros(0, np.int64), *ends])
+
+
 def path_of_chains(scene: Scene) -> tuple[Array, ...]:
     """Returns the poses T_map_camera [N, 4, 4] of the leading camera, in the map frame, one array
     for each chain."""
     rows = scene.poses.leading().rows
-    T_map_camera = np.tile(np.eye(4), (len(rows["T"]), 1, 1))
-    T_map_camera[:, :3] = rows["T"]
-    chain = np.array([scene.chain_of.get(int(id), 0) for id in rows["submap"]], int)
-    if not len(chain):
+    if not len(rows):
         return ()
-    return tuple(np.split(scene.T_ros_map @ T_map_camera, np.flatnonzero(np.diff(chain)) + 1))
+    T_map_camera = np.tile(np.eye(4), (len(rows), 1, 1))
+    T_map_camera[:, :3] = rows["T"]
+    return tuple(np.split(scene.T_ros_map @ T_map_camera, _chain_starts(scene)))
+
+
+def _chain_starts(scene: Scene) -> NDArray[np.int64]:
+    """Returns the indices of the leading camera's poses at which a chain begins, but the first."""
+    submaps = scene.poses.leading().rows["submap"]
+    chain = np.array([scene.chain_of.get(int(id), 0) for id in submaps], int)
+    return np.flatnonzero(np.diff(chain)) + 1
 
 
 def chosen_frusta(poses: Poses) -> list[Pose]:

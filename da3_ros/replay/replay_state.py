@@ -13,7 +13,7 @@ from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.replay.checkpoint import Written
 from da3_ros.replay.object_state import load_state
 from da3_ros.replay.result_bag import ResultBag
-from da3_ros.replay.results import ReplayOptions, ReplayScene, SceneResults
+from da3_ros.replay.results import ReplayOptions, ReplayScene, SceneResults, WrittenScene
 from da3_ros.sensors.frame_annotator import FrameAnnotator
 from da3_ros.sensors.rig_sync import RigSync
 from da3_ros.types import Frame
@@ -46,12 +46,11 @@ class ReplayState:
         bag = stack.enter_context(ResultBag(folder, None if written is None else written.bag))
         scenes = {}
         for i, (name, pipeline) in enumerate(pipelines.items()):
-            before = None if written is None else written.scenes[name]
+            before = WrittenScene() if written is None else written.scenes[name]
             results = SceneResults(
-                folder, bag, options.pictures, settings, annotator, pipeline.scene_map,
+                folder, bag, options, settings, annotator, pipeline.scene_map,
                 TrackSampler(pipeline.refinement.refiner.track_history), name, additional=i > 0,
-                resumed=options.resume is not None,
-                written=0 if before is None else before.trajectory,
+                written=before,
             )  # fmt: skip
             stack.enter_context(results)
             stack.callback(pipeline.scene_map.finish_recording)
@@ -105,6 +104,8 @@ class ReplayState:
         }  # fmt: skip
         for name, scene in self.scenes.items():
             found[f"trajectory {name}"] = scene.results.trajectory
+            if scene.results.video is not None:
+                found[f"pictures {name}"] = scene.results.video.spill
             found[f"recorder {name}"] = scene.results.recorder
             found[f"spill {name}"] = scene.results.spill
             found[f"saved keyframes {name}"] = scene.pipeline.loops.saved_keyframes

@@ -26,8 +26,10 @@ from da3_ros.mapping.scene import Scene
 from da3_ros.messages.outputs import SCENE_TOPICS, SceneViews
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.pipeline.scene_map import SceneMap
+from da3_ros.replay.replay_video import NAME as VIDEO_NAME
+from da3_ros.replay.replay_video import ReplayVideo
 from da3_ros.replay.result_bag import ResultBag
-from da3_ros.replay.work_folder import SCENE, SPILL
+from da3_ros.replay.work_folder import PICTURES, SCENE, SPILL
 from da3_ros.reporting.timeline import NAME as TIMELINE_NAME
 from da3_ros.reporting.timeline import Timeline
 from da3_ros.sensors.frame_annotator import FrameAnnotator
@@ -63,6 +65,7 @@ class ReplayOptions:
     rate_hz: float = 10.0
     pictures: bool = False
     report: bool = False  # write report.html
+    video: bool = False
     odometry: str | None = None  # topic of the robot's own poses; None: the recording's only one
     slam_path: str | None = None  # topic of another SLAM's paths; None: the recording's only one
     plan: Path | None = None  # a report.json or a plan file whose plan is used exactly
@@ -155,6 +158,8 @@ class ReplayScene:
         """Write one delivered frame; the first one sets the pose of the map."""
         self.results.output.place_map(result)
         self.results.add(result)
+        if self.results.video is not None and self.results.leads(result):
+            self.results.video.add(result, self.pipeline)
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,6 +167,7 @@ class WrittenScene:
     """How much of the files of a scene was written."""
 
     trajectory: int = 0  # bytes
+    video: int = 0  # bytes of its pictures
     keyframes: RecorderState | None = None
     spilled: int = 0  # bytes of points and keyframes that memory could not hold
     spilled_crc: int = 0  # CRC-32 of these
@@ -174,7 +180,7 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
         self,
         folder: Path,
         bag: ResultBag,
-        pictures: bool,
+        options: ReplayOptions,
         settings: NodeConfig,
         annotator: FrameAnnotator,
         scene_map: SceneMap,
@@ -182,26 +188,28 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
         camera: str,
         *,
         additional: bool,
-        resumed: bool = False,
-        written: int = 0,
+        written: WrittenScene,
     ) -> None:
         """camera: name of the scene's only camera, part of the file names if ``additional``.
 
-        written: bytes of the trajectory that an interrupted replay has left.
+        written: what an interrupted replay has left. Raises OSError.
         """
-        self.folder, self.bag, self.resumed, self.track_sampler = (
-            folder,
-            bag,
-            resumed,
-            track_sampler,
-        )
+        self.folder, self.bag, self.track_sampler = folder, bag, track_sampler
+        self.resumed = options.resume is not None
         config = settings.pipeline
         self._suffix = f"_{camera.replace('/', '_')}" if additional else ""
         self._leading = {"", *([camera] if camera else config.cameras[:1])}
         self.trajectory = self._path("trajectory.tum").open("a")
-        self.trajectory.truncate(written)
+        self.trajectory.truncate(written.trajectory)
         self.sheet = (
-            ContactSheet(config.depth, scene_map.scale.source.gives_metres) if pictures else None
+            ContactSheet(config.depth, scene_map.scale.source.gives_metres)
+            if options.pictures
+            else None
+        )
+        self.video = (
+            ReplayVideo(self._path(PICTURES), config.depth, written.video)
+            if options.video
+            else None
         )
         # Times are left out (see measured.json), so that two runs write the same bytes.
         self.output = SceneOutput(
@@ -215,18 +223,18 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
         self.recorder: KeyframeRecorder | None = None
         self.spill: ArraySpill | None = None
 
-    def store(self, pipeline: Pipeline, written: WrittenScene | None = None) -> None:
+    def store(self, pipeline: Pipeline, written: WrittenScene) -> None:
         """Stores the keyframes of a scene from now on, after what an interrupted replay has
         ``written``. Raises OSError, JournalError."""
         if not pipeline.config.map.enabled:
             return
         limit, name = round(1e9 * pipeline.config.map.disk_gb), self._path(SPILL).name
-        size, crc = (0, 0) if written is None else (written.spilled, written.spilled_crc)
+        size, crc = written.spilled, written.spilled_crc
         # Not one limit for both: which of two threads reaches it first would depend on time.
         self.spill = ArraySpill(self.folder, name, size=size, crc=crc, limit=DiskLimit(limit))
         self.recorder = pipeline.store(
             self._path(SCENE), self.spill, DiskLimit(limit), wait=True,
-            continued=None if written is None else written.keyframes,
+            continued=written.keyframes,
         )  # fmt: skip
 
     def written(self) -> WrittenScene:
@@ -234,10 +242,11 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
         self.trajectory.flush()
         os.fsync(self.trajectory.fileno())
         size = os.fstat(self.trajectory.fileno()).st_size
+        video = 0 if self.video is None else self.video.spill.written()
         if self.recorder is None or self.spill is None:
-            return WrittenScene(size)
+            return WrittenScene(size, video)
         self.spill.sync()
-        return WrittenScene(size, self.recorder.state(), self.spill.size, self.spill.crc)
+        return WrittenScene(size, video, self.recorder.state(), self.spill.size, self.spill.crc)
 
     @property
     def mixed(self) -> bool:
@@ -255,7 +264,7 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
                 self.reprojection_px += frame.window.reprojection_px
         for published in self.output.messages.frame(frame):
             self.bag.write(published, frame.stamp_ns)
-        leads, R_ros_map = frame.camera in self._leading, self.output.messages.T_ros_map[:3, :3]
+        leads, R_ros_map = self.leads(frame), self.output.messages.T_ros_map[:3, :3]
         self.timeline.add(frame, R_ros_map, leading=leads)
         if not leads:
             return
@@ -268,6 +277,10 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
             self.sheet.metric = frame.scale.metric
             self.sheet.add(frame.image, frame.depth_m, frame.confidence)
 
+    def leads(self, frame: TrackedFrame) -> bool:
+        """Whether a frame is of the camera that trajectory, pictures and video show."""
+        return frame.camera in self._leading
+
     def finish(self, pipeline: Pipeline) -> None:
         """Write the files that need the whole scene, if there is one, and the pictures."""
         pipeline.scene_map.finish_recording()
@@ -278,6 +291,8 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
         if self.sheet is not None:
             write_png(self._path("contact_sheet.png"), self.sheet.picture())
             write_png(self._path("cloud.png"), render_scene(pipeline.scene()))
+        if self.video is not None:
+            self.video.spill.encode(self._path(VIDEO_NAME))
 
     def _write_scene(self, pipeline: Pipeline) -> None:
         for name in ("scene.glb", "scene.ply"):
@@ -316,3 +331,5 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
 
     def __exit__(self, *_: object) -> None:
         self.trajectory.close()
+        if self.video is not None:
+            self.video.spill.close()

@@ -20,6 +20,7 @@ from typing import Any
 from tqdm import tqdm
 
 from da3_ros.config import NodeConfig, PipelineConfig
+from da3_ros.drawing.video_writer import check_encoder
 from da3_ros.export.began_in import BEGAN_IN, MEASURED
 from da3_ros.export.checked_files import SceneFileError
 from da3_ros.export.export import ExportError
@@ -98,6 +99,8 @@ def replay(
     """
     start = time.perf_counter()
     try:
+        if options.video:
+            check_encoder()
         with (
             _open(options, settings) as recording,
             open_work_folder(options.output, go_on=options.go_on) as work,

@@ -32,14 +32,12 @@ SCENE = (
     "scene"  # folder with the stored keyframes, in the end a saved scene; with a camera's suffix
 )
 SPILL = "points.spill"  # what memory cannot hold, likewise
+PICTURES = "pictures.spill"  # of the video until it is encoded, likewise
 UNFINISHED = "unfinished"
-SUFFIXES = (".mcap", ".glb", ".ply", ".tum", ".json", ".npz", ".png", ".html")  # of results
-OPTIONAL = (
-    "tracks.npz",
-    "contact_sheet.png",
-    "cloud.png",
-    "report.html",
-)  # files that not every replay writes
+# Of results.
+SUFFIXES = (".mcap", ".glb", ".ply", ".tum", ".json", ".npz", ".png", ".html", ".mp4")
+# Files that not every replay writes.
+OPTIONAL = ("tracks.npz", "contact_sheet.png", "cloud.png", "report.html", "video.mp4")
 
 
 class OutputError(RuntimeError):
