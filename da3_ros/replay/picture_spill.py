@@ -28,22 +28,22 @@ class PictureSpill:
 
     def __init__(self, path: Path, written: int = 0) -> None:
         """written: bytes of an interrupted replay, which are kept. Raises OSError."""
-        self._file = path.open("a+b")
-        if os.fstat(self._file.fileno()).st_size < written:
-            self._file.close()
+        self.file = path.open("a+b")
+        if os.fstat(self.file.fileno()).st_size < written:
+            self.file.close()
             raise OSError(f"{path} is not complete")
-        self._file.truncate(written)
+        self.file.truncate(written)
 
     def add(self, stamp_ns: int, picture: Image) -> None:
         """Append RGB [H, W, 3]. Raises OSError."""
         data = jpeg(picture)
-        self._file.write(HEAD.pack(stamp_ns, len(data)) + data)
+        self.file.write(HEAD.pack(stamp_ns, len(data)) + data)
 
     def written(self) -> int:
         """Returns the bytes so far, and waits until they are on the disk. Raises OSError."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        return os.fstat(self._file.fileno()).st_size
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        return os.fstat(self.file.fileno()).st_size
 
     def encode(self, target: Path) -> None:
         """Write the video at the pace of the stamps, if there are pictures. Raises OSError, and
@@ -53,23 +53,19 @@ class PictureSpill:
             return
         with video_writer(target, _rate(stamps)) as video:
             for _, size in self._heads():
-                data = np.frombuffer(self._file.read(size), np.uint8)
+                data = np.frombuffer(self.file.read(size), np.uint8)
                 bgr: Any = cv2.imdecode(data, cv2.IMREAD_COLOR)
                 video.add(np.asarray(cv2.cvtColor(bgr, cv2.COLOR_BGR2RGB), np.uint8))
 
     def _heads(self) -> Iterator[tuple[int, int]]:
         """Yields stamp and size of each picture; the file stands where its data begin then."""
-        self._file.flush()
-        offset, end = 0, os.fstat(self._file.fileno()).st_size
+        self.file.flush()
+        offset, end = 0, os.fstat(self.file.fileno()).st_size
         while offset < end:
-            self._file.seek(offset)
-            stamp_ns, size = HEAD.unpack(self._file.read(HEAD.size))
+            self.file.seek(offset)
+            stamp_ns, size = HEAD.unpack(self.file.read(HEAD.size))
             offset += HEAD.size + size
             yield stamp_ns, size
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
 
 
 def _rate(stamps_ns: Array) -> Fraction:

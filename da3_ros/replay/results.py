@@ -332,4 +332,4 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
     def __exit__(self, *_: object) -> None:
         self.trajectory.close()
         if self.video is not None:
-            self.video.spill.close()
+            self.video.spill.file.close()

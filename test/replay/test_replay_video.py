@@ -123,7 +123,7 @@ def test_pictures_that_are_lost_are_not_continued(tmp_path):
     spill = PictureSpill(tmp_path / "a.spill")
     spill.add(0, np.zeros((8, 8, 3), np.uint8))
     size = spill.written()
-    spill.close()
+    spill.file.close()
     with pytest.raises(OSError, match="is not complete"):
         PictureSpill(tmp_path / "a.spill", size + 1)
 
@@ -137,7 +137,7 @@ def test_the_pace_is_that_of_most_stamps_within_limits(tmp_path, stamps_s, rate)
     for stamp in stamps_s:
         spill.add(round(1e9 * stamp), np.full((16, 16, 3), 100, np.uint8))
     spill.encode(tmp_path / "a.mp4")
-    spill.close()
+    spill.file.close()
     fps, pictures = shown(tmp_path / "a.mp4")
     assert Fraction(fps).limit_denominator(1000) == rate
     assert len(pictures) == len(stamps_s)
