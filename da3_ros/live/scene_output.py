@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 from da3_ros.config import NodeConfig
@@ -294,6 +294,37 @@ class TfOutput:
                 last.repeats += 1
                 out.append((last.stamp_ns + last.repeats, last.parent, child, last.T))
             return out
+
+    def of_others(self, frame: TrackedFrame) -> list[Edge]:
+        """Returns the transforms of others that connect a frame's camera to the map, after
+        ``edges``: for a file in which ours would lead nowhere without them.
+
+        None where no transform connects the two, and where those of others alone do so but the
+        map has no metres.
+        """
+        with self._lock:
+            ours = set(self._last)
+        found: dict[str, Edge] = {}
+        for start in (frame.frame_id, self._outputs.odom_frame):
+            edges, top = self._climb(start, ours, frame.stamp_ns)
+            if top in ours or (top == self._outputs.map_frame and frame.scale.metric):
+                found |= {child: (parent, child, T) for parent, child, T in edges}
+        return list(found.values())
+
+    def _climb(self, child: str, ours: Container[str], stamp_ns: int) -> tuple[list[Edge], str]:
+        """Returns the transforms of others above a frame, and the frame where they end: one of
+        ``ours``, the map, or the root of their tree."""
+        edges: list[Edge] = []
+        while child not in ours and child != self._outputs.map_frame:
+            parent = self._others.parent(child)
+            if parent is None or len(edges) > MOST_CHILDREN:
+                break
+            try:
+                edges.append((parent, child, self._others.lookup(parent, child, stamp_ns)))
+            except TransformError:  # unknown at that time
+                break
+            child = parent
+        return edges, child
 
     def reset(self) -> None:
         """Start a new stream: transforms of the old one are not repeated."""

@@ -86,6 +86,11 @@ class Outputs:
                 if message is not None:
                     yield name, row.type, message
 
+    def transforms(self, edges: Sequence[Edge], stamp_ns: int) -> Published:
+        """Returns a message of /tf with these transforms."""
+        row = FRAME_TOPICS["/tf"]
+        return "/tf", row.type, build.tf(self.lib, [(stamp_ns, *edge) for edge in edges])
+
     def scene(self, topic: str, views: SceneViews, stamp_ns: int) -> Published:
         """Returns the message of a topic of the scene, one of SCENE_TOPICS."""
         row = SCENE_TOPICS[topic]

@@ -264,6 +264,9 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
                 self.reprojection_px += frame.window.reprojection_px
         for published in self.output.messages.frame(frame):
             self.bag.write(published, frame.stamp_ns)
+        if others := self.output.tf.of_others(frame):
+            message = self.output.messages.transforms(others, frame.stamp_ns)
+            self.bag.write(message, frame.stamp_ns)
         leads, R_ros_map = self.leads(frame), self.output.messages.T_ros_map[:3, :3]
         self.timeline.add(frame, R_ros_map, leading=leads)
         if not leads:
