@@ -149,6 +149,12 @@ ARGUMENTS = [
         description="start RViz too",
     ),
     DeclareLaunchArgument(
+        "rviz_config",
+        default_value="da3.rviz",
+        description="what RViz shows: da3.rviz, navigation.rviz (the map from above), or the "
+        "absolute path of a config",
+    ),
+    DeclareLaunchArgument(
         "viewer",
         default_value="false",
         choices=SWITCH,
@@ -182,7 +188,10 @@ def make_nodes(context):
     nodes.append(da3_node(values, given))
     if launch_helpers.is_on(values["rviz"]):
         nodes.append(
-            Node(remappings=DISPLAYED, **launch_helpers.rviz_options(values, SHARE, given))
+            Node(
+                remappings=DISPLAYED,
+                **launch_helpers.rviz_options(values, SHARE, given, values["rviz_config"]),
+            )
         )
     return nodes
 

@@ -32,8 +32,10 @@ PARAMETERS = {
     "base_frame": ("base_frame", str),
     "use_sim_time": ("use_sim_time", bool),
 }
-# Frame topics in rviz/da3.rviz, here of the first camera. Relative names follow `namespace`.
-DISPLAYED = ["rgb/image", "depth/image_color", "confidence/image_color", "points", "odom"]
+# Topics in rviz/several_cameras.rviz: of the cameras that are called front and left there, and of
+# the scene. Relative names follow `namespace`.
+DISPLAYED = ["rgb/image", "depth/image_color"]
+OF_SCENE = ["map/points", "path"]
 ARGUMENTS = [
     DeclareLaunchArgument(
         "params_file",
@@ -158,7 +160,7 @@ def make_nodes(context):
     if is_on(values["synthetic"]):
         nodes.append(synthetic_rig(values, cameras))
     if is_on(values["rviz"]):
-        nodes.append(rviz(values, cameras[0], given))
+        nodes.append(rviz(values, cameras, given))
     return nodes
 
 
@@ -194,15 +196,15 @@ def synthetic_rig(values, cameras):
     )
 
 
-def rviz(values, first, given):
-    """Returns RViz with the displays of the first camera."""
-    alone = values["window_mode"] == "independent"
-    scene = ["map/points", "path"]
-    own = [*DISPLAYED, *(scene if alone else [])]
+def rviz(values, cameras, given):
+    """Returns RViz with the displays of the first two cameras."""
+    pairs = list(zip(("front", "left"), cameras))  # noqa: B905 (Python 3.10; one camera is enough)
+    scene = f"{cameras[0]}/" if values["window_mode"] == "independent" else ""
     return Node(
         remappings=[
-            *((f"/da3/{topic}", f"da3/{first}/{topic}") for topic in own),
-            *((f"/da3/{topic}", f"da3/{topic}") for topic in scene if not alone),
+            *((f"/da3/{a}/{topic}", f"da3/{b}/{topic}") for a, b in pairs for topic in DISPLAYED),
+            ("/da3/front/odom", f"da3/{cameras[0]}/odom"),
+            *((f"/da3/{topic}", f"da3/{scene}{topic}") for topic in OF_SCENE),
         ],
-        **launch_helpers.rviz_options(values, SHARE, given),
+        **launch_helpers.rviz_options(values, SHARE, given, "several_cameras.rviz"),
     )

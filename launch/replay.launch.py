@@ -24,7 +24,7 @@ SWITCH = ["true", "false", "True", "False"]
 # Arguments that are passed on to da3.launch.py.
 PASSED_ON = [
     *("image_topic", "camera_info_topic", "image_transport", "preset", "model", "checkpoint"),
-    *("rviz", "python"),
+    *("rviz", "rviz_config", "python"),
 ]
 ARGUMENTS = [
     DeclareLaunchArgument(
@@ -90,6 +90,12 @@ ARGUMENTS = [
         default_value="false",
         choices=SWITCH,
         description="start RViz too",
+    ),
+    DeclareLaunchArgument(
+        "rviz_config",
+        default_value="da3.rviz",
+        description="what RViz shows: da3.rviz, navigation.rviz (the map from above), or the "
+        "absolute path of a config",
     ),
     DeclareLaunchArgument(
         "python",

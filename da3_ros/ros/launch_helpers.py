@@ -66,18 +66,19 @@ def node_options(values: Mapping[str, str]) -> dict[str, Any]:
 
 
 def rviz_options(
-    values: Mapping[str, str], share: str, given: Mapping[str, Any]
+    values: Mapping[str, str], share: str, given: Mapping[str, Any], config: str
 ) -> dict[str, Any]:
     """Returns the options of RViz's action: our displays, the node's namespace and clock.
 
-    share: the package's share folder. given: parameters of the node set by the user.
+    share: the package's share folder. given: parameters of the node set by the user. config: a
+    file in rviz/, or an absolute path.
     """
     clock = {name: value for name, value in given.items() if name == "use_sim_time"}
     return {
         "package": "rviz2",
         "executable": "rviz2",
         "namespace": values["namespace"],
-        "arguments": ["-d", os.path.join(share, "rviz", "da3.rviz")],
+        "arguments": ["-d", os.path.join(share, "rviz", config)],
         "parameters": [clock] if clock else [],
     }
 

@@ -136,9 +136,6 @@ def test_arguments_for_several_cameras_offer_the_parameters():
         assert kind is type(known[parameter].value), name
         allowed = known[parameter].choices
         assert choices_of(given) == (["", *allowed] if allowed else []), name
-    shown = {name.removeprefix("/da3/") for name, _ in constant(
-        ROOT / "launch" / "da3.launch.py", "DISPLAYED")}  # fmt: skip
-    assert set(constant(file, "DISPLAYED")) | {"map/points", "path"} == shown
     known = {p.name: p for p in parameters(
         pytest.importorskip("da3_ros.ros.synthetic_camera").CameraConfig())}  # fmt: skip
     (rig,) = [n for n in nodes_of(file, ast.FunctionDef) if n.name == "synthetic_rig"]
@@ -181,43 +178,80 @@ def test_replay_hands_on_the_nodes_arguments_and_choices():
 # RViz
 
 
-def rviz_displays():
-    return yaml.safe_load((ROOT / "rviz" / "da3.rviz").read_text())["Visualization Manager"]
+RVIZ = sorted((ROOT / "rviz").glob("*.rviz"))
+PLUGINS = {"Image": "sensor_msgs/msg/Image", "PointCloud2": "sensor_msgs/msg/PointCloud2",
+           "Path": "nav_msgs/msg/Path", "Odometry": "nav_msgs/msg/Odometry"}  # fmt: skip
+CAMERAS = ("front", "left")
+each_rviz = pytest.mark.parametrize("file", RVIZ, ids=lambda f: f.stem)
 
 
-def test_rviz_shows_existing_topics_with_their_durability():
-    kinds = {name: row.type for name, row in output_topics().items()}
-    plugins = {"Image": "sensor_msgs/msg/Image", "PointCloud2": "sensor_msgs/msg/PointCloud2",
-               "Path": "nav_msgs/msg/Path", "Odometry": "nav_msgs/msg/Odometry"}  # fmt: skip
-    shown = {}
-    for display in rviz_displays()["Displays"]:
+def rviz_displays(file):
+    return yaml.safe_load(file.read_text())["Visualization Manager"]
+
+
+def shown_in(file):
+    """The topics of a config by name, without /da3/."""
+    displays = [d for d in rviz_displays(file)["Displays"] if "Topic" in d]
+    return {d["Topic"]["Value"].removeprefix("/da3/"): d for d in displays}
+
+
+def of_node(topic):
+    """The row of a topic's name, which may begin with a camera's."""
+    camera, _, rest = topic.partition("/")
+    name = rest if camera in CAMERAS else topic
+    assert name in (FRAME_TOPICS if camera in CAMERAS else output_topics()), topic
+    return name, output_topics()[name]
+
+
+@each_rviz
+def test_rviz_shows_existing_topics_with_their_durability(file):
+    for topic, display in shown_in(file).items():
+        name, row = of_node(topic)
         package, plugin = display["Class"].split("/")
         assert package == "rviz_default_plugins"
         # Cloud lies in Map: it is there to be switched on.
         assert display["Enabled"] is display["Value"] is (display["Name"] != "Cloud")
-        if plugin in ("Grid", "TF"):
-            continue
         qos = display["Topic"]
-        topic = qos["Value"].removeprefix("/da3/")
-        shown[qos["Value"]] = display["Name"]
-        assert kinds[topic] == plugins[plugin]
-        latched = "Transient Local" if topic in LATCHED else "Volatile"
-        assert qos["Durability Policy"] == latched, topic
+        assert row.type == PLUGINS[plugin]
+        assert qos["Durability Policy"] == (
+            "Transient Local" if name in LATCHED else "Volatile"
+        ), topic
         assert qos["Reliability Policy"] == "Reliable", "as the node publishes"
         assert qos["History Policy"] == "Keep Last"
+
+
+def test_the_launch_file_gives_rviz_the_names_in_the_namespace():
     moved = constant(ROOT / "launch" / "da3.launch.py", "DISPLAYED")
-    assert set(shown) == {absolute for absolute, _ in moved}
     assert all(absolute == f"/{relative}" for absolute, relative in moved)
+    shown = {f"/da3/{topic}" for topic in shown_in(ROOT / "rviz" / "da3.rviz")}
+    assert shown == {absolute for absolute, _ in moved}
+    assert {f"/da3/{topic}" for topic in shown_in(ROOT / "rviz" / "navigation.rviz")} <= shown
     wanted = "rgb/image depth/image_color confidence/image_color points map/points path odom"
     assert set(wanted.split()) == {name.removeprefix("/da3/") for name in shown}
 
 
-def test_rviz_stands_in_the_map():
-    manager = rviz_displays()
+def test_several_cameras_are_shown_by_the_names_of_the_launch_file():
+    file = ROOT / "launch" / "multi_camera.launch.py"
+    assert arguments(file)["cameras"]["default_value"].value == ",".join(CAMERAS)
+    found = set(shown_in(ROOT / "rviz" / "several_cameras.rviz"))
+    own = constant(file, "DISPLAYED")
+    expected = {f"{camera}/{topic}" for camera in CAMERAS for topic in own}
+    assert expected | {"front/odom", *constant(file, "OF_SCENE")} == found
+
+
+@each_rviz
+def test_rviz_stands_in_the_map(file):
+    manager = rviz_displays(file)
     assert manager["Global Options"]["Fixed Frame"] == NodeConfig().map_frame
     assert {"Grid", "TF"} <= {d["Class"].split("/")[1] for d in manager["Displays"]}
     tools = [t["Class"] for t in manager["Tools"]]
     assert all(t.startswith("rviz_default_plugins/") for t in tools)
+
+
+def test_a_pose_set_by_hand_goes_to_the_nodes_topic():
+    tools = rviz_displays(ROOT / "rviz" / "navigation.rviz")["Tools"]
+    (tool,) = [t for t in tools if t["Class"].endswith("/SetInitialPose")]
+    assert tool["Topic"]["Value"] == "/initialpose"
 
 
 # What the launch files share

@@ -1,4 +1,4 @@
-"""The RViz config against what RViz reads: any other key is a setting without effect.
+"""The RViz configs against what RViz reads: any other key is a setting without effect.
 
 The tables below are facts from RViz's sources (ros2/rviz, branches humble, jazzy and rolling of
 October 2024); a name stands here only if all three read it. Where they come from:
@@ -13,7 +13,8 @@ October 2024); a name stands here only if all three read it. Where they come fro
 * rviz_default_plugins, src: displays/ grid/grid_display.cpp, tf/tf_display.cpp,
   image/image_display.cpp, pointcloud/point_cloud_common.cpp and transformers/*.cpp,
   path/path_display.cpp, odometry/odometry_display.cpp; tools/ interaction/interaction_tool.cpp,
-  measure/measure_tool.cpp; view_controllers/orbit/orbit_view_controller.cpp.
+  measure/measure_tool.cpp, pose_estimate/initial_pose_tool.cpp; view_controllers/
+  orbit/orbit_view_controller.cpp, ortho/fixed_orientation_ortho_view_controller.cpp.
 """
 
 import copy
@@ -25,8 +26,10 @@ import yaml
 
 from da3_ros.config import MapConfig
 
-FILE = Path(__file__).resolve().parents[2] / "rviz" / "da3.rviz"
-CONFIG = yaml.safe_load(FILE.read_text())
+FILES = sorted((Path(__file__).resolve().parents[2] / "rviz").glob("*.rviz"))
+CONFIGS = {file.stem: yaml.safe_load(file.read_text()) for file in FILES}
+CONFIG = CONFIGS["da3"]
+each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=list(CONFIGS))
 
 NUMBER, SWITCH, TEXT, COLOR = "number", "true or false", "text", "three numbers with semicolons"
 VECTOR = {"X": NUMBER, "Y": NUMBER, "Z": NUMBER}
@@ -35,7 +38,7 @@ TOPIC = {
     "Value": TEXT,
     "Depth": NUMBER,
     "History Policy": {"System Default", "Keep Last", "Keep All"},
-    "Reliability Policy": {"System Default", "Reliable", "Best SolverLimits"},
+    "Reliability Policy": {"System Default", "Reliable", "Best Effort"},
     "Durability Policy": {"System Default", "Transient Local", "Volatile"},
 }
 # Of displays that wait for transforms in a message filter. From Jazzy on point clouds have none:
@@ -102,7 +105,10 @@ TOOLS = {
     "Select": {},
     "FocusCamera": {},
     "Measure": {"Line color": COLOR},
-}
+    "SetInitialPose": {
+        "Topic": TOPIC, "Covariance x": NUMBER, "Covariance y": NUMBER, "Covariance yaw": NUMBER,
+    },
+}  # fmt: skip
 PANELS = {
     "Displays": {
         "Help Height": NUMBER,
@@ -119,7 +125,12 @@ ORBIT = {
         "Stereo Focal Distance": NUMBER,
     },
 }  # fmt: skip
-VIEWS = {"Orbit": ORBIT}
+COMMON = ("Name", "Value", "Target Frame", "Near Clip Distance", "Invert Z Axis",
+          "Enable Stereo Rendering")  # fmt: skip
+TOP_DOWN = {name: ORBIT[name] for name in COMMON} | {
+    "Angle": NUMBER, "Scale": NUMBER, "X": NUMBER, "Y": NUMBER,
+}  # fmt: skip
+VIEWS = {"Orbit": ORBIT, "TopDownOrtho": TOP_DOWN}
 GLOBAL = {"Fixed Frame": TEXT, "Background Color": COLOR, "Frame Rate": NUMBER}
 GEOMETRY = {
     "X": NUMBER, "Y": NUMBER, "Width": NUMBER, "Height": NUMBER, "QMainWindow State": TEXT,
@@ -197,8 +208,9 @@ def unread(value, table, path=""):
     return [] if fits(value, table) else [f"{path}: {value}"]
 
 
-def test_rviz_reads_every_key_and_value_of_the_config():
-    assert unread(CONFIG, whole(CONFIG)) == []
+@each_config
+def test_rviz_reads_every_key_and_value_of_the_config(config):
+    assert unread(config, whole(config)) == []
 
 
 @pytest.mark.parametrize(
@@ -229,33 +241,40 @@ def test_a_key_or_value_that_rviz_does_not_read_is_found(place, key, value):
 
 
 def docks_in(state):
-    """Names of docks and tool bars in the hex text of QMainWindow::saveState, UTF-16."""
-    text = bytes.fromhex(state).decode("latin-1")
-    return {m.replace("\0", "") for m in re.findall(r"(?:\0[A-Z])(?:\0[a-z])+", text)}
+    """Names of docks and tool bars in the hex text of QMainWindow::saveState: UTF-16 behind their
+    length."""
+    data, found = bytes.fromhex(state), set()
+    for match in re.finditer(rb"(?:\xfb|\0\0\0\x01(?=\0\0\0\x0a))\0\0\0(.)", data, re.DOTALL):
+        found.add(data[match.end() : match.end() + match[1][0]].decode("utf-16-be"))
+    return found
 
 
-def test_window_state_places_every_dock_of_the_config():
-    displays = CONFIG["Visualization Manager"]["Displays"]
+@each_config
+def test_window_state_places_every_dock_of_the_config(config):
+    displays = config["Visualization Manager"]["Displays"]
     images = {d["Name"] for d in displays if d["Class"].endswith("/Image")}
-    panels = {p["Name"] for p in CONFIG["Panels"]}
-    assert docks_in(CONFIG["Window Geometry"]["QMainWindow State"]) == images | panels | {"Tools"}
+    panels = {p["Name"] for p in config["Panels"]}
+    assert docks_in(config["Window Geometry"]["QMainWindow State"]) == images | panels | {"Tools"}
 
 
-def test_both_docks_are_set_visible():
+@each_config
+def test_both_docks_are_set_visible(config):
     """Where they are missing, visualization_frame.cpp reads a bool that was never set."""
-    geometry = CONFIG["Window Geometry"]
+    geometry = config["Window Geometry"]
     assert geometry["Hide Left Dock"] is geometry["Hide Right Dock"] is False
 
 
-def test_expanded_entries_are_rows_of_the_tree():
-    (panel,) = CONFIG["Panels"]
-    rows = {d["Name"] for d in CONFIG["Visualization Manager"]["Displays"]}
+@each_config
+def test_expanded_entries_are_rows_of_the_tree(config):
+    (panel,) = config["Panels"]
+    rows = {d["Name"] for d in config["Visualization Manager"]["Displays"]}
     # The global status appears by both names: see rviz/da3.rviz.
     rows |= {"Global Options", "Global Status", "Status"}
     for entry in panel["Property Tree Widget"]["Expanded"]:
         assert re.fullmatch(r"/(.+)1", entry)[1] in rows
 
 
-def test_map_squares_are_as_large_as_its_voxels():
-    (shown,) = [d for d in CONFIG["Visualization Manager"]["Displays"] if d["Name"] == "Map"]
+@each_config
+def test_map_squares_are_as_large_as_its_voxels(config):
+    (shown,) = [d for d in config["Visualization Manager"]["Displays"] if d["Name"] == "Map"]
     assert (shown["Style"], shown["Size (m)"]) == ("Flat Squares", MapConfig().voxel_m)
