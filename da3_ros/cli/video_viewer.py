@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from da3_ros.cli.progress_bar import progress_bar
-from da3_ros.cli.scene_viewer import read_shown
+from da3_ros.cli.scene_viewer import Shown, described, read_shown
 from da3_ros.drawing.camera_motion import Shot, along_path, orbit
 from da3_ros.drawing.scene_drawing import Drawing
 from da3_ros.drawing.scene_renderer import SceneRenderer
@@ -33,8 +33,7 @@ class VideoOptions:
     seconds: float
     rate: int  # pictures per second
     orbit: bool  # around the scene, not along the path
-    below: float = float("inf")  # largest height of drawn points, in the map's unit
-    color_map: str | None = None  # colours of heights; None: the points' own colours
+    shown: Shown
 
     def __post_init__(self) -> None:
         """Raises ConfigError if no video can be like that."""
@@ -58,8 +57,9 @@ def view_video(source: Path, target: Path, options: VideoOptions) -> str:
         raise ExportError(f"--video {target}: must end with {SUFFIX}")
     check_file_target(target)
     check_encoder()
-    drawing = read_shown(source, options.below, options.color_map)
-    drawing = drawing.take(np.arange(0, len(drawing.points), _stride(drawing)))
+    drawing = read_shown(source, options.shown)
+    if not len(drawing.faces):
+        drawing = drawing.take(np.arange(0, len(drawing.points), _stride(drawing)))
     renderer = SceneRenderer(drawing, LARGEST_PX, supersampling=1)
     count = round(options.seconds * options.rate)
     shots = _shots(source, renderer, options, count)
@@ -72,7 +72,7 @@ def view_video(source: Path, target: Path, options: VideoOptions) -> str:
         for number, shot in enumerate(shots, 1):
             video.add(renderer.picture(shot.viewpoint, shot.lines))
             progress("video", min(1.0, number / count))
-    return f"{target}: {number / options.rate:.1f} s, {len(drawing.points)} points\n"
+    return f"{target}: {number / options.rate:.1f} s, {described(drawing)}\n"
 
 
 def _stride(drawing: Drawing) -> int:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from da3_ros.cli.arguments import FAILED, size_argument
 from da3_ros.config import COLOR_MAPS
 from da3_ros.parameter_schema import ConfigError
+
+if TYPE_CHECKING:
+    from da3_ros.cli.scene_viewer import Shown
 
 SCENE_SIZE, VIDEO_SIZE, TRACKS_SIZE, DENSE_SIZE = "960x720", "1280x720", "480x360", "320x240"
 SECONDS, RATE = 20.0, 30  # of a video
@@ -55,6 +58,17 @@ def add_view(commands: Any) -> None:
         help=f"colours of points by their height ({', '.join(COLOR_MAPS)}; default: their own), "
         f"with --dense those of depth (default: {COLOR_MAPS[0]})",
     )  # fmt: skip
+    points = view.add_mutually_exclusive_group()
+    points.add_argument(
+        "--track-points", action="store_true",
+        help="draw the points of feature tracks instead of the map's: green to red by "
+        "reprojection error (red: 2 pixels)",
+    )  # fmt: skip
+    points.add_argument(
+        "--surface", type=Path, metavar="MESH",
+        help="draw this surface of the scene (`da3_ros export SCENE room.mesh.glb`) instead of "
+        "its points",
+    )  # fmt: skip
     instead = view.add_mutually_exclusive_group()
     instead.add_argument(
         "--dense", action="store_true",
@@ -96,8 +110,11 @@ def _drawn(options: argparse.Namespace) -> str:
     """Returns what was written, in a line. Raises ConfigError."""
     if options.tracks or options.dense:
         name = "--tracks" if options.tracks else "--dense"
-        if options.sides is not None or options.below is not None or options.video is not None:
-            raise ConfigError(f"{name}: --video, --from and --below are for scenes")
+        for_scenes = options.sides, options.below, options.video, options.surface
+        if options.track_points or any(value is not None for value in for_scenes):
+            raise ConfigError(
+                f"{name}: --video, --surface, --track-points, --from and --below are for scenes"
+            )
         if options.tracks and options.color_map is not None:
             raise ConfigError("--tracks: --color-map is for scenes and --dense")
         return _tracks(options) if options.tracks else _dense(options)
@@ -118,8 +135,7 @@ def _video(options: argparse.Namespace) -> str:
         SECONDS if options.seconds is None else options.seconds,
         RATE if options.fps is None else options.fps,
         options.orbit,
-        float("inf") if options.below is None else options.below,
-        options.color_map,
+        _shown(options),
     )
     return view_video(options.scene, options.video, wanted)
 
@@ -143,9 +159,15 @@ def _scene(options: argparse.Namespace) -> str:
         options.output,
         options.sides or ["behind"],
         size_argument(options.size or SCENE_SIZE),
-        float("inf") if options.below is None else options.below,
-        options.color_map,
+        _shown(options),
     )
+
+
+def _shown(options: argparse.Namespace) -> Shown:
+    from da3_ros.cli.scene_viewer import Shown
+
+    below = float("inf") if options.below is None else options.below
+    return Shown(below, options.color_map, options.surface, options.track_points)
 
 
 def _tracks(options: argparse.Namespace) -> str:

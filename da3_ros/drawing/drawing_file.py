@@ -64,14 +64,16 @@ def _read_glb(path: Path) -> Drawing:
     document = json.loads(data[20 : 20 + length])
     if not str(document["asset"].get("generator")).startswith("da3_ros"):
         raise SceneFileError(f"{path} was not written by da3_ros: convert it to PLY")
-    found = _meshes(document, data[20 + length + 8 :])
-    vertices = found.get("points", np.zeros(0, VERTEX))
+    binary = data[20 + length + 8 :]
+    found = _meshes(document, binary)
+    vertices = found.get("surface", found.get("points", np.zeros(0, VERTEX)))
     cameras, drawn_path = (
         found[name].reshape(-1, 2, 3) @ GLTF_FROM_MAP if name in found else NO_LINES
         for name in ("cameras", "path")
     )
     points = vertices["position"] @ GLTF_FROM_MAP.astype(np.float32)
-    return Drawing(points, _srgb(vertices["color"]), cameras, drawn_path)
+    faces = _triangles(document, binary, len(points))
+    return Drawing(points, _srgb(vertices["color"]), cameras, drawn_path, faces=faces)
 
 
 def _meshes(document: dict[str, Any], binary: bytes) -> dict[str, NDArray[Any]]:
@@ -86,6 +88,24 @@ def _meshes(document: dict[str, Any], binary: bytes) -> dict[str, NDArray[Any]]:
         values = np.frombuffer(some, VERTEX if colored else "<f4")
         found[mesh["name"]] = values if colored else values.reshape(-1, 3)
     return found
+
+
+def _triangles(document: dict[str, Any], binary: bytes, points: int) -> NDArray[np.int64]:
+    """Returns the triangles [F, 3] of the mesh called surface, if there is one."""
+    for mesh in document["meshes"]:
+        if mesh["name"] == "surface":
+            accessor = document["accessors"][mesh["primitives"][0]["indices"]]
+            view = document["bufferViews"][accessor["bufferView"]]
+            some = binary[view["byteOffset"] : view["byteOffset"] + view["byteLength"]]
+            return _checked(np.frombuffer(some, "<u4").reshape(-1, 3), points)
+    return np.zeros((0, 3), np.int64)
+
+
+def _checked(faces: Array, points: int) -> NDArray[np.int64]:
+    """Returns triangles [F, 3]. Raises ValueError if one has a vertex that is not there."""
+    if faces.size and not 0 <= faces.min() <= faces.max() < points:
+        raise ValueError("a triangle has a vertex that is not there")
+    return np.asarray(faces, np.int64)
 
 
 def _srgb(linear: Array) -> NDArray[np.uint8]:
@@ -107,7 +127,8 @@ def _read_ply(path: Path) -> Drawing:
     rgb = np.asarray(colors, np.uint8).reshape(-1, 4)[:, :3]
     if len(rgb) != len(points):
         rgb = np.full((len(points), 3), GREY, np.uint8)
-    return Drawing(points, rgb, NO_LINES, NO_LINES)
+    faces = _checked(np.asarray(getattr(cloud, "faces", np.zeros((0, 3)))), len(points))
+    return Drawing(points, rgb, NO_LINES, NO_LINES, faces=faces)
 
 
 READERS: dict[str, Callable[[Path], Drawing]] = {".glb": _read_glb, ".ply": _read_ply}

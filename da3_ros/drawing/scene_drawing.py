@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,8 @@ class Drawing:
     # Poses T_map_camera [N, 4, 4], one array for each chain of windows; none
     # in files that do not store them.
     chains: tuple[Array, ...] = ()
+    # Triangles of ``points``, [F, 3] counterclockwise from outside; none: points alone are drawn.
+    faces: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 3), np.int64))
 
     def centres(self) -> Array:
         """Returns camera positions [N, 3] of keyframes and path."""
@@ -40,8 +42,13 @@ class Drawing:
         return axis / norm if norm > 1e-6 else np.array([1.0, 0.0])
 
     def take(self, keep: Array) -> Drawing:
-        """Returns a copy with only the points selected by a mask or index."""
-        return dataclasses.replace(self, points=self.points[keep], rgb=self.rgb[keep])
+        """Returns a copy with only the points selected by a mask [M] or unique indices, and the
+        triangles between them."""
+        number = np.full(len(self.points), -1)
+        number[keep] = np.arange(len(self.points[keep]))
+        faces = number[self.faces]
+        faces = faces[(faces >= 0).all(axis=1)]
+        return dataclasses.replace(self, points=self.points[keep], rgb=self.rgb[keep], faces=faces)
 
 
 def drawing_of(scene: Scene) -> Drawing:

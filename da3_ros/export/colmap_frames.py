@@ -11,7 +11,7 @@ a map for each image, and has no code for unknown depth.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,13 @@ from da3_ros.export.colmap import (
 from da3_ros.export.derived import file_names
 from da3_ros.export.selection import Points, Progress, Selection
 from da3_ros.export.stored_depth import Readable
-from da3_ros.export.track_points import OBSERVATION, Cameras, TriangulatedTracks, triangulated
+from da3_ros.export.track_points import (
+    NO_POINTS,
+    OBSERVATION,
+    Cameras,
+    TriangulatedTracks,
+    triangulated,
+)
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.geometry.projection import resize_K
 from da3_ros.keyframe_store.keyframe import Keyframe
@@ -70,11 +76,7 @@ def write_keyframes(
         known = bool(np.isfinite(inverse).any())
         parameters[name] = {"scale": scale if known else 0.0, "offset": 0.0}
     progress("triangulating tracks", 0.0)
-    cameras = Cameras(
-        np.array([invert_pose(image.T_ros_camera) for image in images]),
-        np.array([image.K for image in images]),
-    )
-    tracked, of_rows = triangulated(np.concatenate(rows), cameras)
+    tracked, of_rows = triangulated(np.concatenate(rows), _cameras(images))
     tracked, of_rows = _cropped(tracked, of_rows, selection.crop)
     bounds = np.cumsum([len(one) for one in rows])[:-1]
     for image, numbers in zip(images, np.split(of_rows, bounds), strict=True):
@@ -83,6 +85,23 @@ def write_keyframes(
     text = json.dumps(parameters, indent=1)
     (folder / "sparse" / "0" / DEPTH_PARAMETERS).write_text(text)
     return len(tracked) + len(points)
+
+
+def tracked_points(keyframes: Iterable[Readable]) -> TriangulatedTracks:
+    """Returns the points of the feature tracks of stored keyframes. Raises JournalError."""
+    images, rows = [], [np.zeros(0, OBSERVATION)]
+    for index, one in enumerate(keyframes):
+        found = one.load()
+        images.append(_model_image(one, found, str(one.key)))
+        rows.append(_observations(one, found, index))
+    return triangulated(np.concatenate(rows), _cameras(images))[0] if images else NO_POINTS
+
+
+def _cameras(images: Sequence[ModelImage]) -> Cameras:
+    return Cameras(
+        np.array([invert_pose(image.T_ros_camera) for image in images]),
+        np.array([image.K for image in images]),
+    )
 
 
 def _model_image(one: Readable, found: Keyframe, name: str) -> ModelImage:

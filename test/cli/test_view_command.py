@@ -16,6 +16,8 @@ from da3_ros.drawing.scene_renderer import BACKGROUND, CAMERA_COLOR
 from da3_ros.drawing.viewpoint import SIDES
 from da3_ros.export.camera_frusta import frustum
 from da3_ros.export.export import export_scene
+from da3_ros.export.mesh import Mesh
+from da3_ros.export.mesh_file import write_mesh
 from da3_ros.export.scene_file import save_scene
 from da3_ros.mapping.trajectory import Pose
 
@@ -144,6 +146,59 @@ def test_points_of_other_programs_without_colours_are_drawn(tmp_path):
     assert (cv2.imread(str(target)) > BACKGROUND + 20).any()
 
 
+def sphere(folder):
+    """A surface beside a scene, as two kinds of files."""
+    ball = trimesh.creation.icosphere(subdivisions=2, radius=0.7)
+    colors = np.full((len(ball.vertices), 3), (30, 200, 60), np.uint8)
+    mesh = Mesh(np.asarray(ball.vertices, np.float32), np.asarray(ball.faces), colors)
+    for suffix in (".glb", ".ply"):
+        write_mesh(mesh, folder / f"ball.mesh{suffix}", suffix)
+
+
+def test_surfaces_are_drawn_alone_and_in_their_scene(replayed, tmp_path, capsys):
+    sphere(tmp_path)
+    pictures = []
+    for suffix in (".glb", ".ply"):
+        file = tmp_path / f"ball.mesh{suffix}"
+        alone = ["view", str(file), "--output", str(tmp_path / "a.png")]
+        assert main([*alone, "--size", "160x120"]) == 0
+        assert "320 triangles" in capsys.readouterr().out
+        pictures.append(cv2.imread(str(tmp_path / "a.png")).astype(int))
+        green = pictures[-1][..., 1] > pictures[-1][..., 2] + 40
+        assert 0.3 < green.mean() < 0.6, "a ball fills the picture's height"
+    assert np.abs(pictures[0] - pictures[1]).mean() < 2
+    command = ["view", str(replayed), "--output", str(tmp_path / "b.png"), "--surface", str(file)]
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert "triangles" in said
+    assert ", 0 keyframes" not in said, "the cameras of the scene"
+
+
+def test_what_is_no_surface_is_refused(replayed, tmp_path, capsys):
+    cloud = str(replayed / "scene.ply")
+    command = ["view", str(replayed), "--output", str(tmp_path / "a.png"), "--surface", cloud]
+    assert main(command) == 1
+    assert "has no triangles" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_points_are_coloured_by_their_height(replayed, tmp_path):
+    shown = {}
+    for name in ("viridis", "grey"):
+        command = ["view", str(replayed), "--output", str(tmp_path / "a.png"), "--color-map", name]
+        assert main([*command, "--size", "160x120", "--from", "side"]) == 0
+        shown[name] = cv2.imread(str(tmp_path / "a.png")).astype(int)
+    painted = shown["grey"].max(axis=2) > 0
+    assert np.median(np.ptp(shown["grey"], axis=2)[painted]) == 0
+    assert np.ptp(shown["viridis"], axis=2).max() > 100
+
+
+def test_points_of_tracks_need_stored_keyframes(replayed, tmp_path, capsys):
+    command = ["view", str(replayed), "--output", str(tmp_path / "a.png"), "--track-points"]
+    assert main(command) == 1
+    assert "has no stored keyframes" in capsys.readouterr().err
+
+
 def spoilt(folder, name):
     """A file that cannot be shown."""
     path = folder / name
@@ -153,6 +208,9 @@ def spoilt(folder, name):
         path.write_bytes(whole.read_bytes()[:-100])
     elif name == "other.glb":
         trimesh.creation.box().export(path)
+    elif name == "face.ply":
+        trimesh.creation.box().export(path)
+        path.write_bytes(path.read_bytes()[:-4] + b"\xff\0\0\0")
     elif name == "cut.ply":
         axes = "".join(f"property float {axis}\n" for axis in "xyz")
         head = "ply\nformat binary_little_endian 1.0\nelement vertex 9\n"
@@ -173,6 +231,7 @@ def spoilt(folder, name):
         ("cut.glb", "truncated or not a GLB"),
         ("other.glb", "was not written by da3_ros"),
         ("cut.ply", "cannot be read"),
+        ("face.ply", "cannot be read"),
         ("no.ply", "is not a PLY file"),
         ("empty", "contains no scene"),
         ("scene.obj", ".glb or .ply file"),

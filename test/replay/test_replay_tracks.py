@@ -57,6 +57,15 @@ def test_a_replay_keeps_the_tracks_of_refined_frames(camera, replayed):
         assert read.track_history.rms_px < 1
 
 
+def test_points_of_tracks_are_drawn_in_the_colours_of_their_errors(replayed, tmp_path, capsys):
+    target = tmp_path / "points.png"
+    command = ["view", str(replayed), "--output", str(target), "--track-points"]
+    assert main([*command, "--size", "320x240"]) == 0
+    assert int(capsys.readouterr().out.split()[1]) > 30
+    picture = cv2.imread(str(target)).astype(int)
+    assert ((picture[..., 1] > 150) & (picture[..., 0] < 90)).sum() > 50, "green: small errors"
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("solved_each_time")
 def test_two_replays_write_the_same_tracks(camera, bag, replayed, tmp_path):
