@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import struct
+import sys
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import cv2
 import numpy as np
+from tqdm import tqdm
 
 from da3_ros.drawing.video_writer import video_writer
 from da3_ros.mapping.submap_points import jpeg
@@ -51,8 +53,12 @@ class PictureSpill:
         stamps = np.fromiter((stamp for stamp, _ in self._heads()), np.int64)
         if not len(stamps):
             return
-        with video_writer(target, _rate(stamps)) as video:
-            for _, size in self._heads():
+        progress = tqdm(
+            self._heads(), total=len(stamps), unit="frame", desc="video",
+            disable=not sys.stderr.isatty(),
+        )  # fmt: skip
+        with video_writer(target, _rate(stamps)) as video, progress:
+            for _, size in progress:
                 data = np.frombuffer(self.file.read(size), np.uint8)
                 bgr: Any = cv2.imdecode(data, cv2.IMREAD_COLOR)
                 video.add(np.asarray(cv2.cvtColor(bgr, cv2.COLOR_BGR2RGB), np.uint8))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from da3_ros.cli.arguments import load_config
+from da3_ros.config import NodeConfig, config_from_parameters
 from da3_ros.drawing.dense_sheet import fitted
 from da3_ros.drawing.scene_renderer import BACKGROUND
 from da3_ros.drawing.video_sheet import TITLE
@@ -157,3 +158,15 @@ def test_cameras_with_windows_of_their_own_have_videos_of_their_own(tmp_path, mo
     assert found == [tmp_path / "out" / f"video{name}.mp4" for name in names]
     for video in found:
         assert len(shown(video)[1]) == 6
+
+
+@pytest.mark.long
+def test_frames_without_poses_are_shown_beside_an_empty_map(tmp_path, bag, camera):
+    values = {"model": "da3metric-large", "checkpoint": "random", "process_res": 84}
+    settings = config_from_parameters({**values, "device": "cpu"}, NodeConfig)
+    replay(ReplayOptions(bag, tmp_path / "out", video=True, end_s=0.6), settings)
+    _, pictures = shown(tmp_path / "out" / "video.mp4")
+    assert len(pictures) == 3
+    for picture in pictures:
+        assert np.abs(cell(picture, 1, 1) - BACKGROUND).mean() < 2
+        assert cell(picture, 0, 1).max() > 100
