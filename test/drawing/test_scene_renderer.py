@@ -51,6 +51,17 @@ def test_a_picture_does_not_depend_on_those_before_it(renderer):
     np.testing.assert_array_equal(renderer.picture(wall_from(1.0)), first)
 
 
+def test_left_is_left_and_above_is_above():
+    """Seen along the map's x, its y points left and its z up."""
+    pixels, depth = wall_from(1.0).project(np.array([[0, 0.1, 0.0], [0, 0, 0.1], [1, 0, 0]]))
+    np.testing.assert_allclose(depth, [1, 1, 2])
+    assert (pixels[0] < (39, 31)).all()
+    assert abs(pixels[0, 1] - 30) < 1e-6
+    assert abs(pixels[1, 0] - 40) < 1e-6
+    assert pixels[1, 1] < 29
+    np.testing.assert_allclose(pixels[2], (40, 30))
+
+
 def test_a_wall_near_the_eye_has_no_gaps(renderer):
     picture = renderer.picture(wall_from(0.7))
     assert (picture[5:-5, 5:-5] > 100).mean() > 0.95

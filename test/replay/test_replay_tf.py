@@ -131,6 +131,7 @@ def test_transforms_lead_from_the_map_to_every_message(tmp_path, camera, robot):
     assert lost(run(bag, tmp_path / "out", camera, **values)) == set()
 
 
+@pytest.mark.slow
 def test_a_camera_that_nothing_connects_to_the_map_stays_alone(tmp_path, camera):
     """Its transforms lead to a mast, not to the base: an invented one would be wrong."""
     mounted, moving, values = ROBOTS["loose"]
@@ -138,6 +139,15 @@ def test_a_camera_that_nothing_connects_to_the_map_stays_alone(tmp_path, camera)
     assert {frame for _, frame, _ in lost(run(bag, tmp_path / "out", camera, **values))} == {
         "optical", "odom",
     }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_without_metres_the_map_is_not_that_of_the_robot(tmp_path, camera):
+    """Its transforms lead from a map of the same name, whose lengths are metres."""
+    mounted, moving, _ = ROBOTS["localised"]
+    bag = robot_bag(tmp_path / "bag", camera, mounted, moving)
+    found = lost(run(bag, tmp_path / "out", camera, base_frame="base_link"))
+    assert {frame for _, frame, _ in found} == {"optical", "odom"}
 
 
 @pytest.mark.slow
