@@ -110,11 +110,9 @@ def _drawn(options: argparse.Namespace) -> str:
     """Returns what was written, in a line. Raises ConfigError."""
     if options.tracks or options.dense:
         name = "--tracks" if options.tracks else "--dense"
-        for_scenes = options.sides, options.below, options.video, options.surface
-        if options.track_points or any(value is not None for value in for_scenes):
-            raise ConfigError(
-                f"{name}: --video, --surface, --track-points, --from and --below are for scenes"
-            )
+        for option, value in _for_scenes(options).items():
+            if value:
+                raise ConfigError(f"{name}: {option} is for scenes")
         if options.tracks and options.color_map is not None:
             raise ConfigError("--tracks: --color-map is for scenes and --dense")
         return _tracks(options) if options.tracks else _dense(options)
@@ -123,6 +121,16 @@ def _drawn(options: argparse.Namespace) -> str:
     if options.orbit or options.seconds is not None or options.fps is not None:
         raise ConfigError("--orbit, --seconds and --fps: give --video FILE.mp4")
     return _scene(options)
+
+
+def _for_scenes(options: argparse.Namespace) -> dict[str, bool]:
+    """Returns whether the options are given that only pictures and videos of scenes have."""
+    return {
+        "--video": options.video is not None, "--orbit": options.orbit,
+        "--surface": options.surface is not None, "--track-points": options.track_points,
+        "--from": options.sides is not None, "--below": options.below is not None,
+        "--seconds": options.seconds is not None, "--fps": options.fps is not None,
+    }  # fmt: skip
 
 
 def _video(options: argparse.Namespace) -> str:

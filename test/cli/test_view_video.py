@@ -60,7 +60,7 @@ def test_a_video_shows_the_scene_moving(scene, tmp_path, capsys, way):
         ("", ["--video", "a.mp4", "--fps", "0"], 2, "give 1 to"),
         ("", ["--video", "a.mp4", "--seconds", "nan"], 2, "give up to"),
         ("", ["--video", "a.mp4", "--from", "top"], 2, "give --orbit"),
-        ("", ["--video", "a.mp4", "--tracks"], 2, "are for scenes"),
+        ("", ["--video", "a.mp4", "--tracks"], 2, "--tracks: --video is for scenes"),
         ("", ["--output", "a.png", "--orbit"], 2, "give --video"),
         ("", ["--output", "a.png", "--seconds", "2"], 2, "give --video"),
         ("scene.glb", ["--video", "a.mp4"], 1, "no path with poses"),

@@ -209,4 +209,4 @@ def test_a_picture_of_measured_depth(replayed, tmp_path, capsys):
             assert cv2.imread(out).shape[0] == picture.shape[0] - 64
     assert "all keyframes that were chosen are damaged" in capsys.readouterr().err
     assert main([*arguments, "--from", "top"]) != 0
-    assert "--dense: --from and --below are for scenes" in capsys.readouterr().err
+    assert "--dense: --from is for scenes" in capsys.readouterr().err

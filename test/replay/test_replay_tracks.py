@@ -111,8 +111,8 @@ def test_without_refined_windows_there_is_no_file_and_the_command_says_why(
     ("arguments", "code", "words"),
     [
         (["--output", "a.jpg"], 1, "must end with .png"),
-        (["--output", "a.png", "--from", "top"], 2, "--from and --below are for scenes"),
-        (["--output", "a.png", "--below", "0"], 2, "--from and --below are for scenes"),
+        (["--output", "a.png", "--from", "top"], 2, "--tracks: --from is for scenes"),
+        (["--output", "a.png", "--below", "0"], 2, "--tracks: --below is for scenes"),
         (["--output", "a.png", "--size", "9x"], 2, "write WIDTHxHEIGHT"),
         (["--output", "a.png", "--size", "9999x9"], 1, "at most"),
         (["--output", f"{__file__}/a.png"], 1, "cannot be written"),
