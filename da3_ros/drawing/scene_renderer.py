@@ -140,4 +140,6 @@ def paint_lines(
     pixels, depth = viewpoint.project(lines)
     within = np.abs(pixels).max(axis=(1, 2), initial=0) < 1e5 if len(pixels) else np.zeros(0, bool)
     ends = np.round(pixels[within & (depth > viewpoint.near).all(axis=1)]).astype(np.int32)
+    if not len(ends):  # which older OpenCV refuses
+        return
     cv2.polylines(canvas, list(ends), False, color, width, cv2.LINE_AA)
