@@ -16,7 +16,6 @@ from da3_ros.viewer.feed import Offered, ViewerFeed
 from da3_ros.viewer.process import missing
 from da3_ros.viewer.saved_scene import SCENE, SavedSceneView, keyframe_source
 
-log = logging.getLogger(__name__)
 PERIOD_S = 0.1
 START_S = 60.0  # longest wait for the viewer
 
@@ -30,14 +29,19 @@ def serve(source: Path, host: str, port: int | None, first_port: int) -> int:
         raise ConfigError(f"--serve: {text}")
     if port is not None and not 0 < port < 65536:
         raise ConfigError(f"--port {port}: give 1 to 65535")
+    logging.getLogger("da3_ros.viewer.feed").setLevel(logging.WARNING)  # the address is printed
     config = ViewerConfig(port=port or first_port, host=host)
     with SavedSceneView(source) as view:
         offered = Offered(str(source), [SCENE], [""], (0.0, 1.0), keyframes=view.keyframes)
-        feed = ViewerFeed(config, offered, log.warning, exact=port is not None)
+        feed = ViewerFeed(config, offered, _warn, exact=port is not None)
         try:
             return _run(feed, view)
         finally:
             feed.close()
+
+
+def _warn(text: str) -> None:
+    sys.stderr.write(f"da3_ros: --serve: {text}\n")
 
 
 def _run(feed: ViewerFeed, view: SavedSceneView) -> int:
@@ -45,7 +49,8 @@ def _run(feed: ViewerFeed, view: SavedSceneView) -> int:
     while not feed.url and not feed.failure and time.monotonic() < end:
         time.sleep(PERIOD_S)
     if not feed.url:
-        sys.stderr.write(f"da3_ros: --serve: {feed.failure or 'the viewer does not start'}\n")
+        if not feed.failure:  # else it was said
+            _warn("the viewer does not start")
         return FAILED
     sys.stdout.write(f"{feed.url}\nCtrl-C ends it.\n")
     sys.stdout.flush()

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 SCENE_SIZE, VIDEO_SIZE, TRACKS_SIZE, DENSE_SIZE = "960x720", "1280x720", "480x360", "320x240"
 SECONDS, RATE = 20.0, 30  # of a video
+LOCAL, PORT = "127.0.0.1", 8080  # of the viewer
 
 
 def add_view(commands: Any) -> None:
@@ -34,6 +35,18 @@ def add_view(commands: Any) -> None:
     target.add_argument(
         "--video", type=Path, metavar="FILE.mp4",
         help="video to write, behind the camera along its path; replaced",
+    )  # fmt: skip
+    target.add_argument(
+        "--serve", action="store_true",
+        help="show a saved scene in a browser, until Ctrl-C (needs viser)",
+    )  # fmt: skip
+    view.add_argument(
+        "--port", type=int, help=f"of --serve (default: the first free one from {PORT} on)"
+    )
+    view.add_argument(
+        "--host",
+        help=f"address of --serve (default: {LOCAL}); with another one everyone in the network "
+        "sees the scene",
     )  # fmt: skip
     view.add_argument("--orbit", action="store_true", help="video of a turn around the scene")
     view.add_argument("--seconds", type=float, help=f"of the video (default: {SECONDS:g})")
@@ -90,6 +103,8 @@ def _run_view(options: argparse.Namespace) -> int:
     try:
         if options.serve:
             return _serve(options)
+        if options.port is not None or options.host is not None:
+            raise ConfigError("--port and --host are for --serve")
         text = _drawn(options)
     except (ExportError, SceneFileError) as error:
         sys.stderr.write(f"da3_ros: {error}\n")
@@ -99,11 +114,16 @@ def _run_view(options: argparse.Namespace) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    if options.output is not None:
-        raise ConfigError("--serve: --output is for pictures")
+    others = _for_scenes(options) | {
+        "--size": options.size is not None, "--color-map": options.color_map is not None,
+        "--dense": options.dense, "--tracks": options.tracks,
+    }  # fmt: skip
+    for option, given in others.items():
+        if given:
+            raise ConfigError(f"--serve: {option} is for pictures and videos")
     from da3_ros.cli.scene_server import serve
 
-    return serve(options.scene, options.host, options.port, PORT)
+    return serve(options.scene, options.host or LOCAL, options.port, PORT)
 
 
 def _drawn(options: argparse.Namespace) -> str:

@@ -15,12 +15,11 @@ class Controls:
         """offered: ``suffixes`` of exports and ``settings``, see ``feed.Offered``."""
         self._gui, self._command = gui, command
         self._fields: dict[str, Any] = {}
-        self._applying = False  # values that the node reports, not the user
         with gui.add_folder("Map"):
             self._add_files(offered["suffixes"])
         self._enabled = gui.add_checkbox("Process images", True)
         self._enabled.on_update(
-            lambda event: self._send("enable", {"data": bool(event.target.value)})
+            lambda event: self._send(event, "enable", {"data": bool(event.target.value)})
         )
         with gui.add_folder("Parameters"):
             for setting in offered["settings"]:
@@ -28,15 +27,11 @@ class Controls:
 
     def take(self, values: Mapping[str, Any]) -> None:
         """Shows the values that are in force: of parameters, and ``enabled``."""
-        self._applying = True
-        try:
-            if "enabled" in values:
-                self._set(self._enabled, bool(values["enabled"]))
-            for name, value in values.get("parameters", {}).items():
-                if name in self._fields:
-                    self._set(self._fields[name], value)
-        finally:
-            self._applying = False
+        if "enabled" in values:
+            self._set(self._enabled, bool(values["enabled"]))
+        for name, value in values.get("parameters", {}).items():
+            if name in self._fields:
+                self._set(self._fields[name], value)
 
     def _add_files(self, suffixes: list[str]) -> None:
         gui = self._gui
@@ -73,12 +68,12 @@ class Controls:
         else:
             field = gui.add_text(name, str(value), hint=text)
         field.on_update(
-            lambda event: self._send("set", {"name": name, "value": event.target.value})
+            lambda event: self._send(event, "set", {"name": name, "value": event.target.value})
         )
         return field
 
-    def _send(self, name: str, values: dict[str, Any]) -> None:
-        if not self._applying:
+    def _send(self, event: Any, name: str, values: dict[str, Any]) -> None:
+        if event.client is not None:  # a user, not ``take``
             self._command(name, values)
 
     @staticmethod

@@ -73,6 +73,8 @@ class _Scene:
     frames: dict[str, ViewerMessage] = field(default_factory=dict)  # one of each camera waits
     # The newest one of each camera, with the map's pose: for pages that are opened later.
     last: dict[str, tuple[TrackedFrame, Array]] = field(default_factory=dict)
+    greet: bool = False  # a page was opened, and gets the newest frames
+    anew: bool = False  # what the viewer has is to be removed first
     due_s: float = 0.0  # of the next update
     frame_due_s: dict[str, float] = field(default_factory=dict)
 
@@ -99,6 +101,9 @@ class ViewerFeed:
         self._state: ViewerMessage | None = None
         self._settings: ViewerMessage | None = None
         self._answers: list[ViewerMessage] = []
+        self._settings_sent: Mapping[str, Any] | None = None
+        self._wanted: int | None = None  # the keyframe that a user wants to see
+        self._keyframe: int | None = None  # that the viewer shows
         self._errors: set[str] = set()  # kinds that were warned of
         self._renewed = False  # the viewer has nothing of the maps; the maps' thread must know
         self._stopping = False
@@ -132,8 +137,9 @@ class ViewerFeed:
             self._renewed = False
             for one in self._scenes.values():
                 one.reader, one.due_s = MapReader(self._config.max_points), 0.0
-        if self.watched and not held.frame_due_s:  # a page was opened
-            for frame, T in list(held.last.values()):
+        if self.watched and held.greet:
+            held.greet = False
+            for frame, T in held.last.values():
                 held.frame_due_s[frame.camera] = now
                 self._send_frame(scene, frame, T, None)
         waits = held.update is not None
@@ -146,8 +152,11 @@ class ViewerFeed:
             self._condition.notify()
 
     def clear(self, scene: str) -> None:
-        """Forgets the newest frames of a scene that begins anew."""
-        self._scenes[scene].last.clear()
+        """Removes all of a scene, which has another map from now on."""
+        with self._condition:
+            held = self._scenes[scene] = _Scene(MapReader(self._config.max_points))
+            held.anew = True
+            self._condition.notify()
 
     def take_state(self, values: Mapping[str, Any]) -> None:
         """Shows the state: texts by name."""
@@ -160,13 +169,17 @@ class ViewerFeed:
     def take_settings(self, values: Mapping[str, Any]) -> None:
         """Shows values in force: ``enabled``, and ``parameters`` by name."""
         with self._condition:
+            if values == self._settings_sent:
+                return  # a user may be changing one
             self._settings = ViewerMessage("settings", values)
+            self._settings_sent = values
             self._condition.notify()
 
     def show_keyframe(self, index: int) -> None:
-        """Shows a stored keyframe, or why it cannot be shown."""
-        found = self.keyframe(index)
-        self._answer(_answer("keyframe", False, found) if isinstance(found, str) else found)
+        """Shows a stored keyframe, or why it cannot be shown; the newest wish counts."""
+        with self._condition:
+            self._wanted = self._keyframe = index
+            self._condition.notify()
 
     def close(self) -> None:
         """Ends process and thread."""
@@ -214,7 +227,8 @@ class ViewerFeed:
             self._process = self._start()
 
     def _forget(self) -> None:
-        self.watched, self.url, self._renewed = 0, "", True
+        self.watched, self.url, self._renewed, self._settings_sent = 0, "", True, None
+        self._wanted = self._keyframe
         for scene in self._scenes.values():
             scene.update = None
             scene.frames.clear()
@@ -236,11 +250,15 @@ class ViewerFeed:
             self._scenes[scene].frames[frame.camera] = message
             self._condition.notify()
 
+    def _keyframe_message(self, index: int) -> ViewerMessage:
+        found = self.keyframe(index)
+        return _answer("keyframe", False, found) if isinstance(found, str) else found
+
     def _is_waiting(self) -> bool:
         scenes = self._scenes.values()
         return bool(
             self._state or self._settings or self._answers or self.failure
-            or any(s.update or s.frames for s in scenes)
+            or self._wanted is not None or any(s.anew or s.update or s.frames for s in scenes)
         )  # fmt: skip
 
     def _taken(self) -> list[Callable[[], ViewerMessage]]:
@@ -249,11 +267,16 @@ class ViewerFeed:
             raise BrokenPipeError(self.failure)
         out: list[Callable[[], ViewerMessage]] = []
         for name, scene in self._scenes.items():
+            if scene.anew:
+                out.append(_known(ViewerMessage("anew", {"scene": name})))
             if scene.update is not None:
                 out.append(_later(name, scene.update))
             out += [_known(message) for message in scene.frames.values()]
-            scene.update = None
+            scene.update, scene.anew = None, False
             scene.frames.clear()
+        keyframe, self._wanted = self._wanted, None
+        if keyframe is not None:
+            out.append(lambda: self._keyframe_message(keyframe))
         for message in (self._settings, self._state, *self._answers):
             if message is not None:
                 out.append(_known(message))
@@ -285,7 +308,8 @@ class ViewerFeed:
 
     def _on_listening(self, port: int) -> None:
         host = self._config.host
-        self.url = f"http://{'localhost' if host == '127.0.0.1' else host}:{port}"
+        name = "localhost" if host == "127.0.0.1" else f"[{host}]" if ":" in host else host
+        self.url = f"http://{name}:{port}"
         if port != self._config.port:
             self._warn(f"viewer.port is {self._config.port}: in use; the viewer is on {port}")
         if host not in LOCAL:
@@ -312,12 +336,14 @@ class ViewerFeed:
         with self._condition:
             self.watched = count
             for scene in self._scenes.values():
-                scene.due_s = 0.0
-                scene.frame_due_s.clear()
+                scene.due_s, scene.greet = 0.0, True
 
     def _on_command(self, name: str, values: Mapping[str, Any]) -> None:
         """Has a command carried out; more than a few at once are refused."""
-        if name != "keyframe" and not self._config.control:
+        if name == "keyframe":
+            self.show_keyframe(int(values["index"]))
+            return
+        if not self._config.control:
             return  # the page has no controls: this is no user of it
         with self._condition:
             if self._busy >= MOST_COMMANDS or self._stopping:
@@ -328,10 +354,7 @@ class ViewerFeed:
 
     def _carry_out(self, name: str, values: Mapping[str, Any]) -> None:
         try:
-            if name == "keyframe":
-                self.show_keyframe(int(values["index"]))
-            else:
-                self._answer(_answer(name, *self.commands(name, values)))
+            self._answer(_answer(name, *self.commands(name, values)))
         except Exception as error:  # a page's user gets an answer whatever happens
             self._answer(_answer(name, False, f"{type(error).__name__}: {error}"))
         finally:

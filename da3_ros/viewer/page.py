@@ -71,6 +71,18 @@ class ScenePage:
         self._heading = np.array([1.0, 0.0])  # of the first camera, on the ground
         self.unconnected = 0
 
+    def clear(self) -> None:
+        """Removes all: another map begins."""
+        for handle in (*self._lines.values(), *self._cameras.values()):
+            handle.remove()
+        for node in self._submaps.values():
+            node.handle.remove()
+        self._lines.clear()
+        self._cameras.clear()
+        self._submaps.clear()
+        self._spacing = self.size = 0.0
+        self.unconnected = 0
+
     def take_map(self, message: ViewerMessage) -> None:
         """Takes over a ``map`` message."""
         arrays, ids = message.arrays, message.values["submaps"]
@@ -237,6 +249,8 @@ class Page:
                 self._place_viewers()
             elif message.kind == "frame":
                 self._take_frame(message)
+            elif message.kind == "anew":
+                self._clear(message.values["scene"])
             elif message.kind == "state":
                 self._show_state(message.values)
             elif message.kind == "settings" and self._controls is not None:
@@ -277,8 +291,16 @@ class Page:
         self.scenes[scene].take_frame(message, pictures)
         if self._camera.value == _label(camera):
             self._draw(message)
-            if self._follow.value:
+            if self._follow.value and self.scenes[scene] is self._chosen:
                 self._look_along(message.arrays["T_ros_camera"])
+
+    def _clear(self, scene: str) -> None:
+        self.scenes[scene].clear()
+        self._newest = {key: m for key, m in self._newest.items() if key[0] != scene}
+        for picture in (self._image, self._depth, self._confidence):
+            picture.image = EMPTY
+        self._caption.content = note("no frame yet")
+        self._draw_again()
 
     def _draw(self, message: ViewerMessage) -> None:
         pictures = pictures_of(message, tracks=self._tracks.value)

@@ -25,6 +25,7 @@ ROWS: dict[str, tuple[str, str]] = {
     "map_memory_mb": ("Memory of the map", "MiB"),
     "frames_processed": ("Frames processed", ""),
     "keyframes": ("Keyframes", ""),
+    "dense_keyframes": ("Keyframes with measured depth", ""),
     "dense_share": ("Measured depth of keyframes", "share of pixels"),
     "tracks": ("Feature tracks", ""),
     "reprojection_px": ("Reprojection error", "px"),

@@ -59,13 +59,9 @@ class ViewerProcess:
             raise BrokenPipeError(str(error)) from error
 
     def close(self) -> None:
-        """Ends the process, at once if it does not answer. ``send`` of another thread fails."""
-        self._child.terminate()
-        try:
-            self._child.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            self._child.wait()
+        """Ends the process; ``send`` of another thread fails."""
+        self._child.kill()  # it has nothing to save, and may be stopped or busy
+        self._child.wait()
         with contextlib.suppress(OSError, ValueError):
             self._input.close()
         if threading.current_thread() is not self._reader:

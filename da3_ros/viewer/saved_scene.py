@@ -58,9 +58,9 @@ class SavedSceneView:
             "map_memory_mb": f"{self.store.nbytes / 2**20:.1f}",
             "keyframes": str(int(poses.rows["keyframe"].sum())),
             "frames_processed": str(len(poses)),
-            "scale": "metres" if self.metric else "nan",
+            "scale_source": "lengths are metres" if self.metric else "unknown",
             "parts": str(len({s.component for s in self.store.submaps.values()})),
-            "dense_share": self._measured_text(),
+            "dense_keyframes": self._measured_text(),
         }
 
     def keyframe(self, index: int) -> ViewerMessage:
@@ -68,7 +68,8 @@ class SavedSceneView:
 
         index: from 0, in the order of storing. Raises JournalError if it is damaged, IndexError.
         """
-        assert self._stored is not None
+        if self._stored is None:
+            raise IndexError("there are none")
         key = self._keys[index]
         one, dense = self._stored.load(key), self._stored.load_measured(key)
         submap = self.store.submaps.get(one.pose.submap)
@@ -92,7 +93,8 @@ class SavedSceneView:
     def _placed_keys(self) -> list[int]:
         if self._stored is None:
             return []
-        shown = self.store.view.component_of
+        view = self.store.view
+        shown = {id for id, component in view.component_of.items() if component == view.component}
         return [key for key in self._stored.images if self._stored.frames[key].submap in shown]
 
     def _measured_text(self) -> str:

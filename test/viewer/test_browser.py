@@ -58,6 +58,7 @@ def test_a_map_appears_grows_and_moves_with_a_loop():
         show(running, held)
         wait_for(lambda: (drawn(browser) != picture).mean() > 0.02, "the loop's correction")
         assert running.feed.sent_bytes - sent < 50_000, "points were sent again"
+        running.feed.clear("map")
         show(running, store())
         wait_for(lambda: drawn(browser).mean() < 0.01, "an empty map")
         assert not browser.errors
@@ -91,8 +92,10 @@ def test_a_frame_is_shown_with_its_texts_and_hidden_without_a_pose():
             return ((picture[..., 0] > 150) & (picture[..., 1:] < 60).all(axis=2)).sum()
 
         wait_for(lambda: red() > 1500, "the picture")
+        running.feed.clear("map")
+        wait_for(lambda: "no frame yet" in browser.text(), "a page without frames")
+        assert red() < 1500
         lost = np.full((4, 4), np.nan)
-        running.feed._scenes["map"].frame_due_s.clear()
         running.feed.take_frame("map", tracked(2 * 10**9, lost), T_ROS_MAP, lambda: None)
         wait_for(lambda: "The pose is not known" in browser.text(), "that the pose is unknown")
         running.feed.take_state({"state": "active", "dropped_busy": "3", "health": "<b>ok"})

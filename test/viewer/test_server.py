@@ -2,7 +2,9 @@
 
 import http.client
 import json
+import signal
 import socket
+import threading
 import time
 
 import numpy as np
@@ -206,6 +208,7 @@ def test_a_page_that_is_opened_later_gets_the_newest_frame_of_each_camera():
             feed.take_frame("map", tracked(n, np.eye(4), camera), T_ROS_MAP, lambda: None)
         client = Client(running.port)
         running.until(lambda: feed.watched)
+        feed.take_frame("map", tracked(4, np.eye(4), "left"), T_ROS_MAP, lambda: None)
         feed.take_map("map", store(), T_ROS_MAP)
         running.until(lambda: feed.sent_bytes > 2 * 48 * 64 * 11)
         sent = feed.sent_bytes
@@ -254,6 +257,59 @@ def test_what_cannot_be_shown_is_said_once_and_the_others_are_shown():
         assert running.warnings[0] == "viewer: map is not shown: KeyError: 'unknown'"
         assert "TypeError" in running.warnings[1]
         client.close()
+
+
+def test_of_many_wishes_for_a_keyframe_the_newest_counts():
+    with Running() as running:
+        feed, asked, go = running.feed, [], threading.Event()
+
+        def keyframe(index):
+            asked.append(index)
+            go.wait(20)
+            return "there is none"
+
+        feed.keyframe = keyframe
+        for index in range(50):
+            event = {"event": "command", "name": "keyframe", "values": {"index": index}}
+            feed._on_event(event)
+            running.until(lambda: asked)
+        go.set()
+        running.until(lambda: asked == [0, 49])
+
+
+def test_a_scene_that_begins_anew_is_sent_from_the_beginning(monkeypatch):
+    """Ids of submaps begin at 0 again; of those on the disk nothing is sent."""
+    held = store()
+    held.add(frame(0, np.eye(4)))
+    with Running() as running:
+        feed = running.feed
+        client = Client(running.port)
+        running.until(lambda: feed.watched)
+        feed.take_map("map", held, T_ROS_MAP)
+        running.until(lambda: feed.sent_bytes > 9 * len(held))
+        kinds = []
+        send = feed._process.send
+        monkeypatch.setattr(
+            feed._process, "send", lambda m: kinds.append((m.kind, dict(m.values))) or send(m)
+        )
+        feed.clear("map")
+        other = store()
+        other.add(frame(1, np.eye(4), seed=1))
+        monkeypatch.setattr(other.points, "is_in_memory", lambda submap: False)
+        feed.take_map("map", other, T_ROS_MAP, at_once=True)
+        running.until(lambda: len(kinds) == 2)
+        assert [kind for kind, _ in kinds] == ["anew", "map"]
+        assert kinds[1][1]["submaps"] == []
+        client.close()
+
+
+def test_a_viewer_that_does_not_answer_is_ended_at_once():
+    with Running() as running:
+        running.feed._process._child.send_signal(signal.SIGSTOP)
+        begin = time.monotonic()
+        running.feed.close()
+        assert running.feed._process._child.poll() is not None
+        assert time.monotonic() - begin < 3.0  # it took its whole patience, over four seconds
 
 
 def test_commands_are_refused_unless_the_node_allows_them():
