@@ -39,7 +39,10 @@ class LiveView:
                 return None
             return pipeline.refinement.refiner.track_history(frame.id)
 
-        self.feed.take_frame(name, frame, pipeline.scene_map.T_ros_map, tracks)
+        measured = pipeline.scene_map.dense.so_far
+        share = f"Measured depth: {100 * measured.share:.0f} % of the pixels of keyframes"
+        note = share if measured.keyframes else ""
+        self.feed.take_frame(name, frame, pipeline.scene_map.T_ros_map, tracks, note)
         self.show_map(name, scene_stream)
 
     def show_map(self, name: str, scene_stream: SceneStream, *, begins: bool = False) -> None:

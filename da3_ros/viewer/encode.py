@@ -17,16 +17,18 @@ def frame_message(
     T_ros_map: Array,
     tracks: TrackHistory | None,
     range_m: tuple[float, float],
+    note: str = "",
 ) -> ViewerMessage:
     """Returns a frame as it is published, with the feature tracks that it sees.
 
-    range_m: depths that the colours of metric depth span.
+    range_m: depths that the colours of metric depth span. note: a line of text below, if the
+    frame has depth.
     """
     metric = frame.scale.metric
     values = {
         "scene": scene, "camera": frame.camera, "stamp_ns": frame.stamp_ns, "metric": metric,
         "range": list(range_m) if metric else None,
-        "note": f"No depth, pose held: {frame.blind}" if frame.blind else "",
+        "note": f"No depth, pose held: {frame.blind}" if frame.blind else note,
     }  # fmt: skip
     arrays: dict[str, NDArray[np.generic]] = {
         "image": frame.image, "depth": frame.depth_m, "confidence": frame.confidence,

@@ -11,6 +11,7 @@ import logging
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ MAP_PERIOD_S = 1.0
 REST_PERIOD_S = 0.1  # between two updates while changed points are missing in the viewer
 FIRST_RESTART_S, LAST_RESTART_S = 1.0, 60.0  # waits for a new process after one has ended
 CLOSE_S = 3.0
+MOST_ANSWERS = 8  # that wait to be shown; the newest stay
 MOST_COMMANDS = 4  # of users of the page that wait
 
 Commands = Callable[[str, Mapping[str, Any]], tuple[bool, str]]
@@ -100,7 +102,7 @@ class ViewerFeed:
         self._scenes = {name: _Scene(MapReader(config.max_points)) for name in offered.scenes}
         self._state: ViewerMessage | None = None
         self._settings: ViewerMessage | None = None
-        self._answers: list[ViewerMessage] = []
+        self._answers: deque[ViewerMessage] = deque(maxlen=MOST_ANSWERS)
         self._settings_sent: Mapping[str, Any] | None = None
         self._wanted: int | None = None  # the keyframe that a user wants to see
         self._keyframe: int | None = None  # that the viewer shows
@@ -118,15 +120,18 @@ class ViewerFeed:
 
     def take_frame(
         self, scene: str, frame: TrackedFrame, T_ros_map: Array,
-        tracks: Callable[[], TrackHistory | None],
+        tracks: Callable[[], TrackHistory | None], note: str = "",
     ) -> None:  # fmt: skip
-        """Shows a processed frame, if it is due. tracks: returns the feature tracks it sees."""
+        """Shows a processed frame, if it is due.
+
+        tracks: returns the feature tracks that it sees. note: a line of text below.
+        """
         held, now = self._scenes[scene], time.monotonic()
         held.last[frame.camera] = frame, T_ros_map
         if not self.watched or now < held.frame_due_s.get(frame.camera, 0.0):
             return
         held.frame_due_s[frame.camera] = now + FRAME_PERIOD_S
-        self._send_frame(scene, frame, T_ros_map, tracks())
+        self._send_frame(scene, frame, T_ros_map, tracks(), note)
 
     def take_map(
         self, scene: str, store: SubmapStore, T_ros_map: Array, *, at_once: bool = False
@@ -243,9 +248,10 @@ class ViewerFeed:
                 self.sent_bytes += self._process.send(message())
 
     def _send_frame(
-        self, scene: str, frame: TrackedFrame, T_ros_map: Array, tracks: TrackHistory | None
-    ) -> None:
-        message = frame_message(scene, frame, T_ros_map, tracks, self._offered.range_m)
+        self, scene: str, frame: TrackedFrame, T_ros_map: Array, tracks: TrackHistory | None,
+        note: str = "",
+    ) -> None:  # fmt: skip
+        message = frame_message(scene, frame, T_ros_map, tracks, self._offered.range_m, note)
         with self._condition:
             self._scenes[scene].frames[frame.camera] = message
             self._condition.notify()
@@ -339,12 +345,13 @@ class ViewerFeed:
                 scene.due_s, scene.greet = 0.0, True
 
     def _on_command(self, name: str, values: Mapping[str, Any]) -> None:
-        """Has a command carried out; more than a few at once are refused."""
-        if name == "keyframe":
+        if name == "keyframe" and self._offered.keyframes:
             self.show_keyframe(int(values["index"]))
-            return
-        if not self._config.control:
-            return  # the page has no controls: this is no user of it
+        elif self._config.control:  # else the page has no controls: this is no user of it
+            self._submit(name, values)
+
+    def _submit(self, name: str, values: Mapping[str, Any]) -> None:
+        """Has a command carried out; more than a few at once are refused."""
         with self._condition:
             if self._busy >= MOST_COMMANDS or self._stopping:
                 self._answers.append(_answer(name, False, "too many commands wait"))

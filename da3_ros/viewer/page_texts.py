@@ -58,8 +58,10 @@ def state_table(values: Mapping[str, Any], below: str) -> str:
 
     values: texts by name, as in ``/diagnostics``; unknown ones are NaN. below: a line of text.
     """
+    if str(values.get("dense_keyframes")) == "0":
+        values = {**values, "dense_share": "nan"}  # nothing was measured
     rows = [
-        (label, f"{values[name]} {unit}" if _known(values[name]) else "unknown")
+        (label, f"{_short(values[name])} {unit}" if _known(values[name]) else "unknown")
         for name, (label, unit) in ROWS.items()
         if name in values and str(values[name]) != ""
     ]
@@ -87,6 +89,15 @@ def unconnected_text(count: int) -> str:
         return ""
     more = "1 component is" if count == 1 else f"{count} components are"
     return f"{more} not shown: the pose relative to the shown one is not known."
+
+
+def _short(value: Any) -> str:
+    """Returns a number with three digits; other texts as they are."""
+    text = str(value)
+    try:
+        return text if float(text).is_integer() else f"{float(text):.3g}"
+    except (ValueError, OverflowError):
+        return text
 
 
 def _known(value: Any) -> bool:

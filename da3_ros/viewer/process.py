@@ -42,6 +42,7 @@ class ViewerProcess:
         self._child = subprocess.Popen(
             [sys.executable, "-m", MODULE, *arguments],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for this process, which then ends that one
         )  # fmt: skip
         self.last_words = ""  # the newest line of its errors
         self._input = cast(BinaryIO, self._child.stdin)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -36,7 +35,6 @@ def main() -> int:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--exact", action="store_true", help="fail if the port is in use")
     options = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that feeds this one
     events, source = _own_output(), sys.stdin.buffer
     try:
         server = open_server(options.host, options.port, exact=options.exact)

@@ -26,11 +26,14 @@ class Tags(html.parser.HTMLParser):
 
 def test_the_state_names_units_drops_and_what_is_unknown():
     values = {
-        "state": "active", "latency_median_s": "0.25", "scale": "nan", "dropped_busy": "7",
+        "state": "active", "latency_median_s": "0.254321", "scale": "nan", "dropped_busy": "7",
+        "map_points": "123456", "dense_keyframes": "0", "dense_share": "0",
         "blind_dark": "2", "refined": "yes", "last_error": "",
     }  # fmt: skip
     text = " ".join(Tags(state_table(values, "1 component is not shown")).data)
-    assert "Latency, median 0.25 s" in text
+    assert "Latency, median 0.254 s" in text
+    assert "Points in the map 123456" in text
+    assert "Measured depth of keyframes unknown" in text
     assert "Scale unknown" in text
     assert "Dropped: busy 7" in text
     assert "Without depth: dark 2" in text

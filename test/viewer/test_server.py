@@ -1,5 +1,6 @@
 """The viewer's server: who may talk to it, and on which port it is."""
 
+import dataclasses
 import http.client
 import json
 import signal
@@ -260,7 +261,8 @@ def test_what_cannot_be_shown_is_said_once_and_the_others_are_shown():
 
 
 def test_of_many_wishes_for_a_keyframe_the_newest_counts():
-    with Running() as running:
+    offered = dataclasses.replace(OFFERED, keyframes=50)
+    with Running(offered=offered) as running:
         feed, asked, go = running.feed, [], threading.Event()
 
         def keyframe(index):
