@@ -145,8 +145,8 @@ class ViewerFeed:
         if self.watched and held.greet:
             held.greet = False
             for frame, T in held.last.values():
-                held.frame_due_s[frame.camera] = now
-                self._send_frame(scene, frame, T, None)
+                if now >= held.frame_due_s.get(frame.camera, 0.0):  # else it was just sent
+                    self._send_frame(scene, frame, T, None)
         waits = held.update is not None
         if not self.watched or waits or (now < held.due_s and not at_once):
             return
