@@ -8,7 +8,6 @@ read or sent.
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections import deque
@@ -16,8 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from da3_ros.config import ViewerConfig
 from da3_ros.mapping.submaps import SubmapStore
@@ -150,7 +147,7 @@ class ViewerFeed:
         waits = held.update is not None
         if not self.watched or waits or (now < held.due_s and not at_once):
             return
-        update = held.reader.update(store, T_ros_map, _camera(store))
+        update = held.reader.update(store, T_ros_map)
         held.due_s = now + (MAP_PERIOD_S if update.complete else REST_PERIOD_S)
         with self._condition:
             held.update = update
@@ -392,9 +389,3 @@ def _later(scene: str, update: MapUpdate) -> Callable[[], ViewerMessage]:
 
 def _known(message: ViewerMessage) -> Callable[[], ViewerMessage]:
     return lambda: message
-
-
-def _camera(store: SubmapStore) -> Array:
-    """Returns the position [3] of the newest pose in the map; NaN without one."""
-    path = store.view.path()
-    return np.asarray(path.rows["T"][-1, :, 3]) if len(path) else np.full(3, math.nan)

@@ -19,6 +19,7 @@ from da3_ros.viewer.strides import chosen_strides
 
 MAX_PATH = 2000  # poses of the path that are shown
 MAX_KEYFRAMES = 200
+STEPS = 2  # of distances per doubling
 MAX_POINTS_AT_ONCE = 100_000  # of changed submaps in one update; the others follow in the next one
 
 
@@ -65,22 +66,22 @@ class MapReader:
     most: int  # points that are shown
     _sent: dict[int, _Sent] = field(default_factory=dict)
 
-    def update(self, store: SubmapStore, T_ros_map: Array, camera: Array) -> MapUpdate:
-        """Returns the map as it is, with the points that changed, nearest to the camera first.
-
-        camera: its position [3] in the map; NaN if it is unknown.
-        """
+    def update(self, store: SubmapStore, T_ros_map: Array) -> MapUpdate:
+        """Returns the map as it is, with the points that changed, nearest to the newest pose
+        first."""
         view = store.view
+        ids = [id for id, component in view.component_of.items() if component == view.component]
+        chosen = _path(view.poses, ids)  # before it is moved: the cost is that of what is shown
+        path = chosen.moved(view.submap_poses)
         own = [s for s in view.submaps if s.component == view.component]
         shown = [s for s in own if store.points.is_in_memory(s) and store.points.point_count(s)]
         # The disk has the others: what the viewer got of them stays.
         kept = [s for s in own if s.id in self._sent and not store.points.is_in_memory(s)]
         poses = {s.id: view.submap_poses[s.id] for s in (*kept, *shown)}
-        points, complete = self._changed(store, shown, poses, camera)
+        newest = path.rows["T"][-1, :, 3] if len(path) else np.zeros(3)
+        points, complete = self._changed(store, shown, poses, newest)
         poses = {id: T for id, T in poses.items() if id in self._sent}
         self._sent = {id: self._sent[id] for id in poses}
-        ids = [id for id, component in view.component_of.items() if component == view.component]
-        path = _path(view.poses, ids).moved(view.submap_poses)
         chains = {s.id: s.chain for s in store.all_submaps().values()}
         return MapUpdate(
             poses, points, Scene((), path, T_ros_map, chain_of=chains),
@@ -98,7 +99,7 @@ class MapReader:
         """Returns the points that the viewer has not got, and whether these are all."""
         sizes = np.array([store.points.point_count(s) for s in shown], np.int64)
         centres = np.array([poses[s.id].t for s in shown]).reshape(-1, 3)
-        distances = np.linalg.norm(centres - camera, axis=1)
+        distances = _steps(np.linalg.norm(centres - camera, axis=1))
         strides = chosen_strides(sizes, distances, self.most)
         out: dict[int, ShownPoints] = {}
         room = MAX_POINTS_AT_ONCE
@@ -124,6 +125,11 @@ def _path(poses: Poses, submaps: list[int]) -> Poses:
     keyframes = rows[leading.rows["keyframe"][rows]]
     chosen = np.concatenate((_even(rows, MAX_PATH), _even(keyframes, MAX_KEYFRAMES), rows[-1:]))
     return leading.take(np.unique(chosen))
+
+
+def _steps(distances: Array) -> Array:
+    """Returns distances in steps, so that a trembling camera does not change what is nearest."""
+    return np.asarray(np.round(STEPS * np.log2(np.maximum(distances, 1e-3))))
 
 
 def _even(rows: Array, most: int) -> Array:

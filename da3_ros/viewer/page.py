@@ -65,6 +65,7 @@ class ScenePage:
         self._submaps: dict[int, SubmapNode] = {}
         self._lines: dict[str, Any] = {}
         self._cameras: dict[str, Any] = {}
+        self._posed: set[str] = set()  # cameras whose pose is known
         self._spacing = 0.0
         self.size = 0.0  # diagonal of the box around the submaps; 0: no points yet
         self.centre = np.zeros(3)
@@ -108,11 +109,13 @@ class ScenePage:
             handle = self._cameras[camera] = self._add_camera(camera, message, pictures)
         if handle is None:
             return
+        self._posed.discard(camera)
         if posed:
+            self._posed.add(camera)
             handle.wxyz, handle.position = _wxyz(T[:3, :3]), T[:3, 3]
             handle.image = pictures.image
             handle.scale = CAMERA * (self.size or 1.0)
-        handle.visible = posed and self._shown.cameras.value
+        self.apply()
 
     def viewpoint(self, *, above: bool) -> Array:
         """Returns a position [3] from which the scene is seen: from above, or from behind and
@@ -130,6 +133,8 @@ class ScenePage:
                           ("loops", shown.loops)):  # fmt: skip
             if name in self._lines:
                 self._lines[name].visible = box.value
+        for camera, handle in self._cameras.items():
+            handle.visible = camera in self._posed and shown.cameras.value
         for node in self._submaps.values():
             size = self._point_size(node)
             if node.handle.point_size != size:

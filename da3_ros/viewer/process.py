@@ -23,7 +23,7 @@ MODULE = "da3_ros.viewer.server"
 def missing() -> str:
     """Returns in a line what the viewer lacks on this machine; empty: nothing."""
     if find_spec("viser") is None:
-        return "the viewer needs viser: pip install 'viser>=1.0.30,<2' (or da3_ros[viewer])"
+        return "the viewer needs viser: pip install 'viser>=1.1,<2' (or da3_ros[viewer])"
     return ""
 
 

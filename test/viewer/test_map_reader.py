@@ -21,8 +21,8 @@ class Mirror:
         self.reader = MapReader(most)
         self.points, self.last, self.sent = {}, None, 0
 
-    def take(self, held, camera=(0.0, 0.0, 0.0)):
-        update = self.reader.update(held, T_ROS_MAP, np.array(camera))
+    def take(self, held):
+        update = self.reader.update(held, T_ROS_MAP)
         self.points |= update.points
         self.points = {id: self.points[id] for id in update.submaps}
         self.last, self.sent = update, sum(len(p.xyz) for p in update.points.values())
@@ -117,7 +117,7 @@ def test_large_maps_come_in_pieces_nearest_first(monkeypatch):
     monkeypatch.setattr(map_reader, "MAX_POINTS_AT_ONCE", 100)
     order = []
     while not order or not mirror.last.complete:
-        mirror.take(held, camera=(18.0, 0.0, 0.0))
+        mirror.take(held)
         order += list(mirror.last.points)
         assert len(order) < 20
     assert order == sorted(held.submaps, reverse=True)
@@ -128,7 +128,7 @@ def test_the_number_of_points_is_bounded_and_the_nearest_are_whole():
     held, mirror = store(), Mirror(most=4500)
     for i in range(60):
         held.add(frame(i, pose(0.3 * i), seed=i))
-        mirror.take(held, camera=(0.3 * i, 0.0, 0.0))
+        mirror.take(held)
     assert len(held) > 5000
     assert sum(len(p.xyz) for p in mirror.points.values()) <= 4500
     newest = max(mirror.points)
@@ -169,3 +169,15 @@ def test_a_long_path_is_thinned_and_ends_at_the_newest_pose():
     assert len(rows) < 1.1 * MAX_PATH
     assert rows["stamp_ns"][-1] == held.newest_stamp_ns
     assert rows["keyframe"].sum() >= 8
+
+
+def test_a_trembling_camera_sends_no_points_again():
+    held, mirror = store(), Mirror(most=3000)
+    for i in range(60):
+        held.add(frame(i, pose(0.3 * i), seed=i))
+    while not mirror.last or not mirror.last.complete:
+        mirror.take(held)
+    for i in range(20):
+        held.add(frame(100 + i, pose(17.7 + 0.01 * (i % 2)), keyframe=False))
+        mirror.take(held)
+        assert mirror.sent == 0

@@ -1,5 +1,7 @@
 """A saved scene in the viewer."""
 
+import socket
+
 import numpy as np
 import pytest
 from support.scenes import frame, full_store, pose, store
@@ -66,6 +68,21 @@ def test_what_is_no_scene_is_refused_in_a_line(tmp_path, capsys):
     assert main(["view", str(tmp_path), "--serve"]) == 1
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("da3_ros: ")
+
+
+@pytest.mark.process
+def test_a_port_in_use_is_refused_in_a_line(tmp_path, capfd):
+    save_scene(full_store().snapshot(), tmp_path / "scene")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert main(["view", str(tmp_path / "scene"), "--serve", "--port", str(port)]) == 1
+    out, errors = capfd.readouterr()
+    assert out == ""
+    assert errors == (
+        f"da3_ros: --serve: there is no viewer: port {port} is in use by another program\n"
+    )
 
 
 @pytest.mark.parametrize("options", [
