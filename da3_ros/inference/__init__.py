@@ -3,6 +3,7 @@
 from da3_ros.config import InferenceConfig
 from da3_ros.inference.devices import DeviceError, open_device
 from da3_ros.inference.factory import open_networks
+from da3_ros.inference.images import window_of_images
 from da3_ros.inference.interfaces import MetricModel, Running, Session
 from da3_ros.inference.memory_governor import WindowTooLargeError
 from da3_ros.inference.metric_scale_model import MetricDepthModel
@@ -25,4 +26,5 @@ __all__ = [
     "open_device",
     "open_networks",
     "resize_for_network",
+    "window_of_images",
 ]
