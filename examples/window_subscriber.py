@@ -1,7 +1,7 @@
 """A subscriber of `~/window`: how far the camera moved, for a SLAM or an odometry of your own.
 
-ros2 launch da3_ros demo.launch.py        # or da3.launch.py with a camera
-python examples/window_subscriber.py      # in a second shell, after `source tools/env.sh`
+ROS_DOMAIN_ID=7 make demo       # or any launch file of da3_ros
+ROS_DOMAIN_ID=7 python examples/window_subscriber.py       # first, in another shell
 
 Prints a line per window: the motion from the last view that it shares with earlier windows to its
 newest one, in the axes of the former's camera (x right, y down, z forward).

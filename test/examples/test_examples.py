@@ -76,6 +76,25 @@ def test_images_of_two_sizes_end_in_one_line(run, monkeypatch):
     assert "missing.png" in said(error)
 
 
+@pytest.mark.slow
+def test_the_lines_of_python_in_the_readme_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(
+        r"^```python\n(.+?)^```", (EXAMPLES.parent / "README.md").read_text(), re.M | re.S
+    )
+    assert len(code.splitlines()) <= 10
+    camera = demo_settings.demo_camera()
+    for name, i in (("a.jpg", 0), ("b.jpg", 4), ("c.jpg", 8)):
+        cv2.imwrite(name, camera[i].image[:, :, ::-1])
+    names = {}
+    exec(code.replace("da3-small", "da3-tiny").replace("504", "140"), names)  # from the README
+    prediction = names["prediction"]
+    assert np.isfinite(prediction.depth).all()
+    assert [len(a) for a in (prediction.depth, prediction.T_window_camera, prediction.K)] == [
+        3
+    ] * 3
+
+
 # A mesh
 
 
