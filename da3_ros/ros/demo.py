@@ -1,7 +1,7 @@
 """`make demo`: runs the synthetic camera and the node as two processes connected by DDS.
 
 Prints what was received and its errors against the exact room, and writes the scene, the
-trajectory and two pictures.
+trajectory and a picture to look at first.
 """
 
 from __future__ import annotations
@@ -46,8 +46,13 @@ from da3_ros.types import Array
 IMAGE = "/demo/image_raw"
 TIMEOUT_S = 180.0
 PORT = 8080  # of the viewer
+VIEWER = (
+    f"http://localhost:{PORT} until Ctrl-C (the node's log has the address if that was in use)"
+)
 QUIET_S = 5.0  # without a message for so long, missing ones count as lost
 LOST_S = 15.0  # the same for images that the node has not received
+SCENE_FILES = ("scene.glb", "scene.ply", "trajectory.tum")
+PICTURE = "demo.png"  # the scene, and image, depth and confidence of a few frames
 DEFAULTS = tuple(f"{name}:={value}" for name, value in PARAMETERS.items())
 TOPICS = {
     "depth": ("/da3/depth/image", "sensor_msgs/msg/Image"),
@@ -146,9 +151,11 @@ def run(
         note = "random weights: depth and path have no meaning, only the data flow is tested\n"
     try:
         text = _watch(recorder, output, frames, make_room(seed), (camera, node))
-        sys.stdout.write(text + note)
+        sys.stdout.write(
+            f"{text}{note}written to {output}: {', '.join((*SCENE_FILES, PICTURE))}\n"
+        )
+        sys.stdout.write(f"\nopen {VIEWER if stay else output / PICTURE}\n")
         if stay:
-            sys.stdout.write("the viewer stays until Ctrl-C; the node's log has its address\n")
             sys.stdout.flush()
             node.wait()
     finally:
@@ -180,7 +187,7 @@ def _watch(
     recorder.spin_until(lambda: bool(recorder.got["depth"]), "the first depth image", alive)
     first = time.monotonic() - start
     recorder.spin_until(lambda: _all_done(recorder, frames), "the last frame", alive)
-    for name in ("scene.glb", "scene.ply", "trajectory.tum"):
+    for name in SCENE_FILES:
         _export(recorder, name, alive)
     status = recorder.status
     drops = dict(zip(status.drop_causes, status.drop_counts, strict=True))
@@ -195,10 +202,8 @@ def _watch(
     if missing := status.frames_processed - len(recorder.got["depth"]):
         lines.append(f"results of {missing} processed frames were not received")
     cloud = _read_cloud(output / "scene.ply")
-    _pictures(output, recorder.got, cloud)
-    names = ("scene.glb", "scene.ply", "trajectory.tum", "contact_sheet.png", "cloud.png")
-    files = "".join(f"  {output / name}\n" for name in names)
-    return "\n".join(lines) + "\n" + compare(recorder.got, room, cloud.xyz) + files
+    _write_picture(output / PICTURE, recorder.got, cloud)
+    return "\n".join(lines) + "\n" + compare(recorder.got, room, cloud.xyz)
 
 
 def _pace(parameters: list[str]) -> list[str]:
@@ -252,7 +257,7 @@ def compare(got: dict[str, dict[int, Any]], room: Room, cloud: Array) -> str:
     )
 
 
-def _pictures(output: Path, got: dict[str, dict[int, Any]], cloud: PointCloud) -> None:
+def _write_picture(path: Path, got: dict[str, dict[int, Any]], cloud: PointCloud) -> None:
     sheet = ContactSheet(DepthConfig(), metric=False)
     poses: list[Pose] = []
     needed = ("depth", "rgb", "confidence", "info", "pose")
@@ -263,9 +268,10 @@ def _pictures(output: Path, got: dict[str, dict[int, Any]], cloud: PointCloud) -
         T = _matrix(got["pose"][stamp].pose.pose)
         K = np.array(got["info"][stamp].k).reshape(3, 3)
         poses.append(Pose(stamp, T, K, (depth.shape[1], depth.shape[0]), len(poses) % 3 == 0))
-    write_png(output / "contact_sheet.png", sheet.picture())
+    frames = sheet.picture()
+    width = frames.shape[1]
     scene = Scene((SubmapCloud(cloud),), Poses.of(poses), np.eye(4))
-    write_png(output / "cloud.png", render_scene(scene))
+    write_png(path, np.concatenate([render_scene(scene, (width, width * 2 // 3)), frames]))
 
 
 def _read_cloud(path: Path) -> PointCloud:

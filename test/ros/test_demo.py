@@ -2,6 +2,7 @@
 
 import re
 
+import cv2
 import pytest
 from support import programs
 from support import ros_testing as rt
@@ -10,7 +11,7 @@ from da3_ros.network.checkpoint import shipped_folder
 
 pytestmark = pytest.mark.process
 
-FILES = ("scene.glb", "scene.ply", "trajectory.tum", "contact_sheet.png", "cloud.png")
+FILES = ("scene.glb", "scene.ply", "trajectory.tum", "demo.png")
 
 
 def run_demo(output, *arguments):
@@ -39,6 +40,9 @@ def test_demo_ends_with_files_and_errors_against_the_exact_room(tmp_path):
     assert ("have no meaning" in done.stdout) == bool(weights)
     assert {f.name for f in tmp_path.iterdir()} == set(FILES)
     assert all(f.stat().st_size for f in tmp_path.iterdir())
+    assert done.stdout.endswith(f"\n\nopen {tmp_path / 'demo.png'}\n")
+    height, width = cv2.imread(str(tmp_path / "demo.png")).shape[:2]
+    assert height > width  # the scene above the frames
 
 
 @pytest.mark.long
