@@ -57,9 +57,10 @@ bench: setup ## benchmarks: two things compared in one run
 soak: setup ## long runs
 	@$(ENV) $(ALONE) for file in bench/soak_*.py; do [ ! -e "$$file" ] || python "$$file" || exit 1; done
 
-generated: setup ## docs/reference.md and config/da3.yaml, which are made from the code
+generated: setup ## docs/reference.md, docs/api.md and config/da3.yaml, which are made from the code
 	@$(ENV) python tools/write_config.py config/da3.yaml
 	@$(ENV) python tools/write_reference.py docs/reference.md
+	@$(ENV) python tools/write_api.py docs/api.md
 
 clean: ## remove what was built; keeps the virtual environment
 	@rm -rf build install log underlay demo_out .pytest_cache .mypy_cache .ruff_cache

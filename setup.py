@@ -32,7 +32,7 @@ setup(
     ],
     package_dir={"da3_ros.interfaces.msg": "msg", "da3_ros.interfaces.srv": "srv"},
     package_data={
-        "da3_ros": ["checkpoints/**"],
+        "da3_ros": ["checkpoints/**", "py.typed"],
         "da3_ros.interfaces.msg": ["*.msg"],
         "da3_ros.interfaces.srv": ["*.srv"],
     },

@@ -1,6 +1,7 @@
 """Documents, container and workflow name what exists, and the reference agrees with the code."""
 
 import ast
+import importlib
 import re
 import runpy
 from pathlib import Path
@@ -23,6 +24,39 @@ def test_reference_is_what_the_generator_makes_of_the_code():
     make = runpy.run_path(str(ROOT / "tools" / "write_reference.py"))["reference_text"]
     current = (ROOT / "docs" / "reference.md").read_text()
     assert current == make(), "run: python tools/write_reference.py docs/reference.md"
+
+
+def test_the_python_interface_is_what_the_generator_makes_of_the_code():
+    tool = runpy.run_path(str(ROOT / "tools" / "write_api.py"))
+    current = (DOCS / "api.md").read_text()
+    assert current == tool["api_text"](), "run: python tools/write_api.py docs/api.md"
+    for module, table, kind in tool["TABLES"]:
+        assert f"`da3_ros.{module}.{table}` | `{kind}`" in current
+        rows = getattr(importlib.import_module(f"da3_ros.{module}"), table)
+        assert rows
+        assert all(isinstance(name, str) for name in rows)
+
+
+# Messages and commands are documented elsewhere, and rendered rooms are for the examples alone.
+NOT_PYTHON = {"da3_ros.msg", "da3_ros.cli", "da3_ros.recordings.synthetic_bag"}
+
+
+def test_examples_use_the_documented_python_interface():
+    page = (DOCS / "api.md").read_text()
+    listed = set(re.findall(r"^from (da3_ros\.\S+) import (\w+)$", page, re.M))
+    listed |= {tuple(row.rsplit(".", 1)) for row in re.findall(r"^\| `(\S+)` \|", page, re.M)}
+    assert len(listed) > 30
+    used = set()
+    for file in (ROOT / "examples").glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("da3_ros"):
+                used |= {(node.module, alias.name) for alias in node.names}
+    others = {
+        (module, name)
+        for module, name in used - listed
+        if module not in NOT_PYTHON and "synthetic" not in module and f"`{name}`" not in page
+    }
+    assert others == set()
 
 
 def test_reference_lists_the_services_of_the_code():

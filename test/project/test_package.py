@@ -123,7 +123,7 @@ def test_overlay_alone_is_enough_anywhere_else(tmp_path):
 def modules_and_checkpoints() -> list[Path]:
     """Everything in the package's folder that an installation must have, relative to ROOT."""
     package = ROOT / "da3_ros"
-    found = (*package.rglob("*.py"), *(package / "checkpoints").rglob("*"))
+    found = (*package.rglob("*.py"), package / "py.typed", *(package / "checkpoints").rglob("*"))
     return [f.relative_to(ROOT) for f in found if f.is_file()]
 
 
