@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-fast lint bench soak clean distclean
+.PHONY: help setup demo test test-all test-fast lint bench soak generated docs clean distclean
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
@@ -62,8 +62,20 @@ generated: setup ## docs/reference.md, docs/api.md and config/da3.yaml, which ar
 	@$(ENV) python tools/write_reference.py docs/reference.md
 	@$(ENV) python tools/write_api.py docs/api.md
 
-clean: ## remove what was built; keeps the virtual environment
-	@rm -rf build install log underlay demo_out .pytest_cache .mypy_cache .ruff_cache
+docs: site/venv/installed ## documentation site, with search: site/html
+	@$(PYTHON) tools/stage_site.py site/source
+	@NO_MKDOCS_2_WARNING=1 site/venv/bin/mkdocs build
+	@echo 'to read it: python3 -m http.server --bind 127.0.0.1 --directory site/html, then http://localhost:8000'
 
-distclean: clean ## remove the virtual environment too
-	@rm -rf .venv
+# A virtual environment of its own: the site needs neither ROS nor PyTorch.
+site/venv/installed: tools/requirements-docs.txt
+	@rm -rf site/venv
+	@$(PYTHON) -m venv site/venv
+	@site/venv/bin/pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+clean: ## remove what was built; keeps the virtual environments
+	@rm -rf build install log underlay demo_out site/source site/html .pytest_cache .mypy_cache .ruff_cache
+
+distclean: clean ## remove the virtual environments too
+	@rm -rf .venv site
