@@ -18,15 +18,16 @@ from da3_ros.recordings.synthetic_bag import write_synthetic_bag
 from da3_ros.replay import ReplayError, ReplayOptions, replay
 from da3_ros.synthetic.demo_settings import PARAMETERS, demo_camera
 
-# The parameters of the demo: da3-tiny, for rendered rooms. For a camera: {"model": "da3-small"}.
-SETTINGS = {**PARAMETERS, "backend": "torch"}
+SETTINGS = {}  # da3-small, after `da3_ros models --get da3-small`
+RENDERED = {**PARAMETERS, "backend": "torch"}  # da3-tiny
 
 
 def main(recording: Path | None, output: Path) -> None:
+    settings = RENDERED if recording is None else SETTINGS
     if recording is None:
         recording = output.with_name(f"{output.name}_bag")
         print(write_synthetic_bag(recording, demo_camera(), replace=True), end="")
-    config = config_from_parameters(SETTINGS, NodeConfig)
+    config = config_from_parameters(settings, NodeConfig)
     print(replay(ReplayOptions(recording, output), config).text(), end="")
     mesh = output / "room.mesh.glb"
     print(convert(output, mesh, Selection(), DepthFilters()), end="")

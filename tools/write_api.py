@@ -34,6 +34,7 @@ TOPICS: tuple[tuple[str, str, dict[str, dict[str, tuple[str, ...]]]], ...] = (
             "window_of_images": (),
         },
         "da3_ros.messages.decode": {"decode_file": (), "decode": ()},
+        "da3_ros.network": {"CheckpointError": ()},
     }),
     ("Frames to a map", "What the live node runs, without ROS. `PipelineConfig` and `NodeConfig`, "
      "in `da3_ros.config`, hold all [parameters](reference.md#parameters).", {
@@ -82,6 +83,7 @@ TOPICS: tuple[tuple[str, str, dict[str, dict[str, tuple[str, ...]]]], ...] = (
     }),
 )  # fmt: skip
 TABLES = (
+    ("network", "MODELS", "ModelSpec"),
     ("scale_sources", "SCALE_SOURCES", "ScaleSource"),
     ("export.formats", "FORMATS", "SceneFormat"),
     ("sensors.camera_models", "CAMERA_MODELS", "CameraModel"),

@@ -58,7 +58,8 @@ def test_depth_and_poses_of_image_files_are_written(run, monkeypatch, tmp_path):
     names = [f"{i}.png" for i in (0, 8)]
     for name, i in zip(names, (0, 8), strict=True):
         cv2.imwrite(name, camera[i].image[:, :, ::-1])
-    rows = [line.split() for line in run("depth_and_poses", *names).splitlines()[1:3]]
+    text = run("depth_and_poses", *names, "--model", "da3-tiny")
+    rows = [line.split() for line in text.splitlines()[1:3]]
     assert [row[0] for row in rows] == ["0", "1"]
     moved = np.array(rows[1][1:], float) - np.array(rows[0][1:], float)
     assert 0.01 < np.linalg.norm(moved) < 1  # of the unit, which is about the depth of the view
@@ -74,6 +75,15 @@ def test_images_of_two_sizes_end_in_one_line(run, monkeypatch):
     with pytest.raises(SystemExit) as error:
         run("depth_and_poses", "missing.png")
     assert "missing.png" in said(error)
+
+
+def test_photos_need_the_weights_of_an_official_model(run, monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    cv2.imwrite("a.png", np.zeros((48, 64, 3), np.uint8))
+    with pytest.raises(SystemExit) as error:
+        run("depth_and_poses", "a.png")
+    assert "da3_ros models --get da3-small" in said(error)
 
 
 @pytest.mark.slow
