@@ -106,7 +106,7 @@ class ViewerFeed:
         self._errors: set[str] = set()  # kinds that were warned of
         self._renewed = False  # the viewer has nothing of the maps; the maps' thread must know
         self._stopping = False
-        self._jobs = ThreadPoolExecutor(1, "da3-viewer-commands")
+        self._jobs = ThreadPoolExecutor(MOST_COMMANDS, "da3-viewer-commands")
         self._busy = 0  # commands that wait or run
         self._condition = threading.Condition()
         self._process = self._start()
