@@ -21,7 +21,7 @@ WORDS = {
         r"segment", "chain",
         (
             "export/camera_frusta.py", "export/glb.py",  # lines
-            "viewer/page.py",  # of viser
+            "viewer/scene_page.py",  # of viser
             "keyframe_store/array_spill.py",  # of a file
         ),
     ),
