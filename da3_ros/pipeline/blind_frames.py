@@ -410,9 +410,11 @@ class Sight:
         if frame.is_reference:
             self._blind_framesets, self._is_held = 0, False
 
-    def note_window(self, *, refined: bool) -> None:
-        """Notes a window that was placed, and whether it has enough tracks."""
-        self._refined.append(refined)
+    def note_window(self, *, refined: bool | None) -> None:
+        """Notes a window that was placed, and whether it has enough tracks; None: there was no
+        time to look for them."""
+        if refined is not None:
+            self._refined.append(refined)
         self.end_gap()
 
     def note_failure(self, descriptor: Array | None) -> bool:

@@ -60,6 +60,7 @@ class WindowRefinement:
         self.refiner = WindowRefiner(self.limits)
         self._limit = TimeLimit(0.0)
         self.seconds = 0.0  # that the newest window's refinement has taken
+        self.skipped = False  # whether there was no time to look for tracks in it
         self._calibrated: dict[str, bool] = {}  # by camera: whether it has a camera_info
 
     def skip_when_late(self) -> None:
@@ -85,12 +86,13 @@ class WindowRefinement:
         A window that alignment refused is accepted if tracks support its poses, and if its depth
         has anything to do with them.
         """
-        self.seconds = 0.0
+        self.seconds, self.skipped = 0.0, False
         if not self.config.refinement.enabled or odometry.prior.leads_poses(window):
             self.refiner.restart()
             return estimate, placed, None
         if self._limit.skips():
             self.refiner.skip()
+            self.skipped = True
             self.counters["refinement_skipped"] += 1
             return estimate, placed, None
         start = time.perf_counter()

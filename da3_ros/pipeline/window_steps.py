@@ -148,7 +148,8 @@ class WindowSteps(MapListener):
         for index, prepared in enumerate(new, len(shared)):
             yield self._deliver(prepared, index, placed, report)
         refined = placed.refined
-        self.blind.sight.note_window(refined=refined is not None and refined.by_features)
+        by_features = refined is not None and refined.by_features
+        self.blind.sight.note_window(refined=None if self.refinement.skipped else by_features)
         self._finish_window(window)
 
     def _place(

@@ -104,6 +104,14 @@ def test_frames_that_repeat_exactly_stand_still(walk):
     assert np.abs(positions - positions[0]).max() < 0.01 * depth
 
 
+def test_windows_without_time_for_tracks_do_not_count_as_windows_without(walk):
+    """A refused window moves nothing where most windows have tracks: those that were looked at."""
+    pipeline, _ = run(walk, live=True, **{"refinement.max_ms": 0.01})
+    assert pipeline.counters["refinement_skipped"] > FRAMES / 2
+    looked_at = FRAMES - pipeline.counters["refinement_skipped"]
+    assert len(pipeline._steps.blind.sight._refined) == looked_at
+
+
 def test_a_broken_refinement_costs_no_frame(walk, monkeypatch, caplog):
     from da3_ros.refinement import refiner
 
