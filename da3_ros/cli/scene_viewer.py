@@ -59,7 +59,8 @@ def read_shown(source: Path, shown: Shown) -> Drawing:
         drawing = replace(drawing, points=mesh.points, rgb=mesh.rgb, faces=mesh.faces)
     elif shown.tracks:
         drawing = with_track_points(drawing, source)
-    drawing = drawing.take(drawing.points[:, 2] < shown.below)
+    finite = np.isfinite(drawing.points).all(axis=1)
+    drawing = drawing.take(finite & (drawing.points[:, 2] < shown.below))
     if not len(drawing.points) and not len(drawing.cameras):
         raise ExportError(f"{source}: no points and no cameras to draw")
     return drawing if shown.color_map is None else by_height(drawing, shown.color_map)

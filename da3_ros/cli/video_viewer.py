@@ -45,7 +45,9 @@ class VideoOptions:
         if not 1 <= self.rate <= MOST_RATE:
             raise ConfigError(f"--fps {self.rate}: give 1 to {MOST_RATE}")
         if not 1.0 / self.rate <= self.seconds <= MOST_SECONDS:
-            raise ConfigError(f"--seconds {self.seconds:g}: give up to {MOST_SECONDS:g}")
+            raise ConfigError(
+                f"--seconds {self.seconds:g}: give {1 / self.rate:.2g} to {MOST_SECONDS:g}"
+            )
 
 
 def view_video(source: Path, target: Path, options: VideoOptions) -> str:

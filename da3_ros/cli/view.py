@@ -195,6 +195,8 @@ def _shown(options: argparse.Namespace) -> Shown:
     from da3_ros.cli.scene_viewer import Shown
 
     below = float("inf") if options.below is None else options.below
+    if below != below:
+        raise ConfigError("--below nan: give a height")
     return Shown(below, options.color_map, options.surface, options.track_points)
 
 

@@ -120,7 +120,7 @@ def _read_ply(path: Path) -> Drawing:
     if not path.read_bytes()[:4].startswith(b"ply"):
         raise SceneFileError(f"{path} is not a PLY file")
     cloud: Any = trimesh.load(path, process=False)
-    points = np.asarray(cloud.vertices, np.float32)
+    points = np.asarray(getattr(cloud, "vertices", ()), np.float32)
     if not len(points):
         raise SceneFileError(f"{path} contains no points")
     colors = cloud.colors if hasattr(cloud, "colors") else cloud.visual.vertex_colors

@@ -40,7 +40,7 @@ class SceneRenderer:
     def __init__(self, drawing: Drawing, largest_px: int, supersampling: int = 2) -> None:
         """largest_px: side of the largest square of a point, pixels of the picture.
         supersampling: factor of the internal image size."""
-        drawing = drawing.take(_thinned(drawing.points))
+        drawing = drawing.take(_drawn(drawing))
         self.drawing = drawing.take(_below_ceiling(drawing.points, drawing.centres()))
         self.everything = _points_in_view(self.drawing)
         self._supersampling = supersampling
@@ -91,10 +91,12 @@ class SceneRenderer:
         np.multiply(shaded, shade[..., None], out=canvas, casting="unsafe")
 
 
-def _thinned(points: Array) -> Array:
-    """Returns indices of finite points, evenly thinned to MAX_POINTS."""
-    finite = np.flatnonzero(np.isfinite(points).all(axis=1))
-    return finite[:: max(1, -(-len(finite) // MAX_POINTS))]
+def _drawn(drawing: Drawing) -> Array:
+    """Returns indices of finite points, evenly thinned to MAX_POINTS; of a surface all, since a
+    triangle needs its three."""
+    finite = np.flatnonzero(np.isfinite(drawing.points).all(axis=1))
+    stride = 1 if len(drawing.faces) else max(1, -(-len(finite) // MAX_POINTS))
+    return finite[::stride]
 
 
 def _below_ceiling(points: Array, centres: Array) -> Array:

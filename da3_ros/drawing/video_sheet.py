@@ -44,6 +44,8 @@ class VideoSheet:
         unit = "m" if frame.scale.metric else "without unit"
         seconds = (frame.stamp_ns - self._start_ns) / 1e9
         depth_title = f"depth {seen[0]:.2f} to {seen[1]:.2f} {unit}"
+        if not np.isfinite(frame.depth_m).any():
+            depth_title = "depth unknown"
         cells = (
             (frame.image, f"{seconds:.2f} s   {frame.blind}"),
             (colorize_depth(frame.depth_m, seen, name), depth_title),

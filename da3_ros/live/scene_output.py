@@ -252,6 +252,8 @@ class TfOutput:
         self._config, self._others, self._outputs = config, transforms, outputs
         self._warn, self._prior, self._camera, self._clock = warn, prior, camera, clock
         self._plan: TfPlan | None = None
+        # Newest stamp that others' transforms were returned for, and their children.
+        self._given: tuple[int, set[str]] = (-1, set())
         self._last: dict[str, _LastTransform] = {}  # by child frame
         self._children_of_camera: dict[str, set[str]] = {}  # children
         # Parents of all child frames that we have ever published, the newest last.
@@ -300,7 +302,7 @@ class TfOutput:
         ``edges``: for a file in which ours would lead nowhere without them.
 
         None where no transform connects the two, and where those of others alone do so but the
-        map has no metres.
+        map has no metres. Of frames with one stamp, each transform comes once.
         """
         with self._lock:
             ours = set(self._last)
@@ -309,6 +311,10 @@ class TfOutput:
             edges, top = self._climb(start, ours, frame.stamp_ns)
             if top in ours or (top == self._outputs.map_frame and frame.scale.metric):
                 found |= {child: (parent, child, T) for parent, child, T in edges}
+        given, self._given = self._given, (frame.stamp_ns, set(found))
+        if given[0] == frame.stamp_ns:
+            self._given[1].update(given[1])
+            found = {child: edge for child, edge in found.items() if child not in given[1]}
         return list(found.values())
 
     def _climb(self, child: str, ours: Container[str], stamp_ns: int) -> tuple[list[Edge], str]:
@@ -333,6 +339,7 @@ class TfOutput:
             self._children_of_camera.clear()
             self._yielded = dict.fromkeys(self._yielded)
             self._plan = None
+        self._given = (-1, set())
 
     def _idle(self) -> dict[str, _LastTransform]:
         now_s = self._clock()

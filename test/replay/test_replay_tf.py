@@ -39,6 +39,7 @@ class Tree:
             transform.child_frame_id, (transform.header.frame_id, [])
         )
         assert parent == transform.header.frame_id, "a frame has one parent"
+        assert stamp not in stamps, "RViz warns of transforms that repeat"
         stamps.append(stamp)
 
     def root(self, frame, stamp):
