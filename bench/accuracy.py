@@ -161,10 +161,11 @@ def _measured(sequence: Sequence, pipeline: Pipeline, every: int, folder: Path) 
     pipeline.store(folder, None, DiskLimit(), wait=True)
     pairs, clouds, seconds = [], [], []
     for result in track(sequence, pipeline, every):
-        T = sequence.poses.at(result.stamp_ns)
+        known, true_pose = sequence.poses.at(np.array([result.stamp_ns]))
         seconds.append(result.window.total_s / result.window.new_frames)
-        if T is None:
+        if not known.any():
             continue
+        T = true_pose[0]
         depth = sequence.depth(result.stamp_ns)
         if depth is not None:
             depth = resize_nearest(depth, result.depth_m.shape)

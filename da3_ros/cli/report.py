@@ -7,8 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from da3_ros.cli.arguments import FAILED
+from da3_ros.cli.arguments import FAILED, INCOMPLETE
 from da3_ros.parameter_schema import ConfigError
+
+EXIT_CODES = (
+    "exit codes: 0 success; 1 failed, nothing written; 2 wrong usage; "
+    "3 written, but too few poses have a true one"
+)
 
 
 def add_report(commands: Any) -> None:
@@ -18,6 +23,7 @@ def add_report(commands: Any) -> None:
         description="Writes one HTML page, with everything in it: what was recorded and lost, the "
         "trajectory, keyframes with depth, tracks, loops, scale, times, and what to do better "
         "next time. It loads nothing from elsewhere. A replay writes it by itself.",
+        epilog=EXIT_CODES,
     )
     report.add_argument("scene", type=Path, help="a replay's output folder, or a scene folder")
     report.add_argument(
@@ -28,6 +34,10 @@ def add_report(commands: Any) -> None:
         "--truth", type=Path, metavar="POSES",
         help="true poses of the camera: a trajectory file in the TUM format, or the folder of a "
         "data set; errors against them are added",
+    )  # fmt: skip
+    report.add_argument(
+        "--truth-camera", metavar="NAME",
+        help="camera of the data set that was recorded, if the replay cannot tell",
     )  # fmt: skip
     report.set_defaults(run=_run_report)
 
@@ -42,14 +52,19 @@ def _run_report(options: argparse.Namespace) -> int:
     target = options.output or _beside(options.scene)
     if target.suffix.lower() not in (".html", ".htm"):
         raise ConfigError(f"--output {target}: must end with .html")
+    if options.truth_camera is not None and options.truth is None:
+        raise ConfigError("--truth-camera: give --truth too")
     try:
         check_outside_scenes(target)
-        text = write_page(options.scene, target, options.truth)
+        page = write_page(options.scene, target, options.truth, options.truth_camera)
     except (ExportError, RecordingError, ReportError, OSError) as error:
         sys.stderr.write(f"da3_ros: {error}\n")
         return FAILED
-    sys.stdout.write(text)
-    return 0
+    sys.stdout.write(page.text)
+    if not page.unmet:
+        return 0
+    sys.stderr.write(f"da3_ros: --truth: {page.unmet}\n")
+    return INCOMPLETE
 
 
 def _beside(scene: Path) -> Path:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from da3_ros.recordings.true_poses import TruePoses, read_true_poses
+from da3_ros.recordings.true_poses import TruePoses, read_true_poses, true_camera
 from da3_ros.reporting.advice import Advices, Evidence, advices_of
 from da3_ros.reporting.course import poses_of
 from da3_ros.reporting.keyframes import (
@@ -49,19 +49,22 @@ class Gathered:
     draws: bool  # whether plots can be drawn
 
 
-def gathered(source: Path, true_poses: Path | None) -> Gathered:
+def gathered(
+    source: Path, true_poses: Path | None = None, true_name: str | None = None
+) -> Gathered:
     """Reads all that is shown of a replay's output folder, or of a saved scene.
 
-    true_poses: of the camera of the first scene, as ``read_true_poses`` reads them. Raises
-    ReportError, RecordingError.
+    true_poses: as ``read_true_poses`` reads them, of a data set's camera ``true_name``; None: of
+    that which the first scene was made of. Raises ReportError, RecordingError.
     """
     run = read_run(source)
-    truth = None if true_poses is None else _truth(run, true_poses)
+    truth = None if true_poses is None else _truth(run, true_poses, true_name)
+    resumed = bool(run.report.text("resumed"))
     scenes = [
         ShownScene(
             kept, shown_keyframes(kept, len(run.scenes)), tracked_frames(kept, len(run.scenes)),
-            compared(kept, truth) if truth is not None and index == 0 else None, _begin_ns(kept),
-            is_only=len(run.scenes) == 1,
+            compared(kept, truth, resumed=resumed) if truth is not None and index == 0 else None,
+            _begin_ns(kept), is_only=len(run.scenes) == 1,
         )
         for index, kept in enumerate(run.scenes)
     ]  # fmt: skip
@@ -69,12 +72,15 @@ def gathered(source: Path, true_poses: Path | None) -> Gathered:
     return Gathered(run, scenes, evidence, advices_of(evidence), _can_draw())
 
 
-def _truth(run: Run, path: Path) -> TruePoses:
+def _truth(run: Run, path: Path, camera: str | None) -> TruePoses:
     """Reads true poses for the camera, and at the rate, that the replay took."""
-    camera, rate_hz = (run.report.value("options", name) for name in ("camera", "rate_hz"))
-    is_name = isinstance(camera, str) and not camera.startswith("/")  # not a topic of a bag
+    recorded = run.report.text("camera").partition(", ")[0]  # of several: the first scene's
+    rate_hz = run.report.value("options", "rate_hz")
     known = isinstance(rate_hz, float) and 0 < rate_hz < math.inf
-    return read_true_poses(path, camera if is_name else None, rate_hz if known else USUAL_HZ)
+    path = path.expanduser()
+    return read_true_poses(
+        path, camera or true_camera(path, recorded), rate_hz if known else USUAL_HZ
+    )
 
 
 def _begin_ns(kept: KeptScene) -> int:

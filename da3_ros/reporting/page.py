@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from da3_ros.export.atomic_files import atomic_path, check_file_target
@@ -22,24 +23,37 @@ log = logging.getLogger(__name__)
 NAME = "report.html"
 
 
-def write_page(source: Path, target: Path, true_poses: Path | None = None) -> str:
-    """Writes the page of a replay's output folder, or of a saved scene; returns a text.
+@dataclass(frozen=True)
+class WrittenPage:
+    """What the terminal says of a page."""
 
-    true_poses: file or folder of them. Without matplotlib the page has no plots, with a warning.
-    The same files give the same bytes. Raises ReportError, ExportError, RecordingError.
+    text: str
+    unmet: str  # why it lacks the errors that were asked for, in a line; empty: it does not
+
+
+def write_page(
+    source: Path, target: Path, true_poses: Path | None = None, true_name: str | None = None
+) -> WrittenPage:
+    """Writes the page of a replay's output folder, or of a saved scene.
+
+    true_poses, true_name: as for ``gathered``. Without matplotlib the page has no plots, with a
+    warning. The same files give the same bytes. Raises ReportError, ExportError, RecordingError.
     """
     check_file_target(target)
-    g = gathered(source, true_poses)
+    g = gathered(source, true_poses, true_name)
     if not g.draws:
         log.warning("the report has no plots: %s", plots.MISSING)
     content = _page(g).encode("utf-8", errors="replace")
     with atomic_path(target) as temporary:
         temporary.write_bytes(content)
     count = len(g.advices.found)
-    return (
+    text = (
         f"{target}: {len(content) / 1e6:.1f} MB{'' if g.draws else ', without plots'}; figures "
         f"beyond their limits: {count or 'none'}\n"
     )
+    found = [one.compared for one in g.scenes if one.compared is not None]
+    no_scene = "There are no poses to compare." if true_poses is not None and not found else ""
+    return WrittenPage(text, found[0].unmet if found else no_scene)
 
 
 def _page(g: Gathered) -> str:

@@ -63,9 +63,11 @@ def _trajectory(g: Gathered, one: ShownScene) -> Iterator[str]:
 def _truth(g: Gathered, one: ShownScene) -> Iterator[str]:
     found = one.compared
     assert found is not None
+    of = f", held against the poses of {one.kept.camera}" if one.of else ""
+    yield html.paragraph(f"True poses: {found.truth.source}{of}.")
     for problem in found.problems:
         yield html.paragraph(problem)
-    unit = "m" if found.metric else "units of the truth"
+    unit = "m" if found.truth.metric else "units of the truth"
     for name, errors in found.errors.items():
         yield f"<h3>{html.text(name)}</h3>"
         yield html.table(*_error_table(errors, unit))

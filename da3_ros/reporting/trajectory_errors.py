@@ -1,6 +1,7 @@
 """Errors of a trajectory against true poses, by the definitions of the TUM RGB-D benchmark.
 
-As the tool evo computes them from the same pairs of poses; a test compares both.
+As the tool evo computes them from the same pairs of poses, drift with its option
+``pairs_from_reference``; a test compares both.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from da3_ros.types import Array
 SHARES = (0.1, 0.25, 0.5)  # of the path, over which drift is stated
 TOLERANCE = 0.1  # of a distance, within which a pair of poses has it
 FEWEST = 3  # poses
+AT_ONCE = 1 << 16  # pairs of poses, so that long trajectories need little memory
 
 
 @dataclass(frozen=True)
@@ -73,24 +75,23 @@ def _fitted(estimated: Array, true: Array, scale: float | None) -> Fitted:
         by_orientation = False
     except ValueError:
         fit, by_orientation = Similarity.aligning(true, estimated, scale), True
-    placed = estimated.copy()
-    placed[:, :3, :3] = fit.R @ estimated[:, :3, :3]
-    placed[:, :3, 3] = fit.points(estimated[:, :3, 3])
-    error = np.linalg.norm(placed[:, :3, 3] - true[:, :3, 3], axis=1)
+    error = np.linalg.norm(fit.points(estimated[:, :3, 3]) - true[:, :3, 3], axis=1)
     steps = np.arange(len(true) - 1)
-    moved, turned = motion_errors(placed, true, steps, steps + 1)
+    moved, turned = motion_errors(estimated, true, steps, steps + 1, fit.scale)
     length = _lengths(true)
-    drift = tuple(_drift(placed, true, length, share * float(length[-1])) for share in SHARES)
+    drift = tuple(
+        _drift(estimated, true, length, share * float(length[-1]), fit.scale) for share in SHARES
+    )
     return Fitted(
         fit, by_orientation, error, _rms(error), _rms(moved), math.degrees(_rms(turned)), drift
     )
 
 
-def _drift(placed: Array, true: Array, length: Array, distance: float) -> Drift:
+def _drift(estimated: Array, true: Array, length: Array, distance: float, scale: float) -> Drift:
     first, second = pairs_at(length, distance)
     if not distance > 0 or not len(first):
         return Drift(distance, 0, math.nan, math.nan)
-    moved, turned = motion_errors(placed, true, first, second)
+    moved, turned = motion_errors(estimated, true, first, second, scale)
     return Drift(
         distance, len(first), float(100 * moved.mean() / distance),
         float(np.degrees(turned).mean() / distance),
@@ -114,12 +115,29 @@ def pairs_at(length: Array, distance: float) -> tuple[Array, Array]:
 
 
 def motion_errors(
-    estimated: Array, true: Array, first: Array, second: Array
+    estimated: Array, true: Array, first: Array, second: Array, scale: float
 ) -> tuple[Array, Array]:
-    """Returns the errors of the motion between pairs of poses: lengths [P] and angles [P], rad."""
-    error = _relative(
-        _relative(true[first], true[second]), _relative(estimated[first], estimated[second])
-    )
+    """Returns the errors of the motion between pairs of poses: lengths [P] and angles [P], rad.
+
+    scale: true lengths over estimated ones. A fit's rotation and translation change no motion.
+    """
+    moved, turned = np.zeros(len(first)), np.zeros(len(first))
+    for start in range(0, len(first), AT_ONCE):
+        part = slice(start, start + AT_ONCE)
+        a, b = first[part], second[part]
+        moved[part], turned[part] = _motion_errors(
+            estimated[a], estimated[b], true[a], true[b], scale
+        )
+    return moved, turned
+
+
+def _motion_errors(
+    T_a: Array, T_b: Array, true_a: Array, true_b: Array, scale: float
+) -> tuple[Array, Array]:
+    """Returns the errors [P] of the motion from poses ``a`` [P, 4, 4] to ``b``."""
+    estimated = _relative(T_a, T_b)
+    estimated[:, :3, 3] *= scale
+    error = _relative(_relative(true_a, true_b), estimated)
     sine = np.linalg.norm(
         [error[:, i, j] - error[:, j, i] for i, j in ((2, 1), (0, 2), (1, 0))], axis=0
     )

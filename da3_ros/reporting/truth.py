@@ -25,16 +25,20 @@ COLUMNS = 8
 class Compared:
     """Errors of a scene's trajectories, and the true path in the map."""
 
-    metric: bool  # whether the truth is in metres
+    truth: TruePoses
     errors: dict[str, TrajectoryErrors] = field(default_factory=dict)  # by what was compared
     stamps_ns: dict[str, Array] = field(default_factory=dict)  # [N] int64 of these poses
-    truth: TruePoses | None = None
     problems: list[str] = field(default_factory=list)
+
+    @property
+    def unmet(self) -> str:
+        """Why nothing could be compared, in a line; empty: something was."""
+        return "" if self.errors else " ".join(self.problems)
 
     def true_lines(self, begin_ns: int) -> list[Line]:
         """Returns the true path, fitted to the map, within the time of the compared poses."""
         errors = self.errors.get(MAP)
-        if errors is None or self.truth is None:
+        if errors is None:
             return []
         stamps, T = self.truth.stamps_ns, self.truth.T_truth_camera
         compared = self.stamps_ns[MAP]
@@ -54,9 +58,12 @@ class Compared:
         return out
 
 
-def compared(kept: KeptScene, truth: TruePoses) -> Compared:
-    """Returns the errors of the poses of a scene's map, and of those in its trajectory file."""
-    out = Compared(truth.metric, truth=truth)
+def compared(kept: KeptScene, truth: TruePoses, *, resumed: bool = False) -> Compared:
+    """Returns the errors of the poses of a scene's map, and of those in its trajectory file.
+
+    resumed: whether the scene began with another recording, whose poses are then left out.
+    """
+    out = Compared(truth)
     if kept.scene is None:
         out.problems.append("There are no poses to compare.")
         return out
@@ -66,27 +73,60 @@ def compared(kept: KeptScene, truth: TruePoses) -> Compared:
         out.problems.append(
             f"{int((~own).sum())} poses of components without a known pose are left out."
         )
-    _compare(out, MAP, stamps[own], poses[own], kept, truth)
-    if kept.trajectory is not None and kept.trajectory.stat().st_size <= MAX_BYTES:
-        stamps, poses = read_trajectory(kept.trajectory)
-        if len(stamps):
-            _compare(out, FILE, stamps, poses, kept, truth)
+    _compare(out, MAP, stamps[own], poses[own], kept, resumed)
+    if kept.trajectory is None:
+        return out
+    if kept.trajectory.stat().st_size > MAX_BYTES:
+        out.problems.append(
+            f"{kept.trajectory.name} is not compared: it is larger than {MAX_BYTES >> 20} MiB."
+        )
+        return out
+    stamps, poses = read_trajectory(kept.trajectory)
+    if len(stamps):
+        _compare(out, FILE, stamps, poses, kept, resumed)
     return out
 
 
 def _compare(
-    out: Compared, name: str, stamps: Array, poses: Array, kept: KeptScene, truth: TruePoses
+    out: Compared, name: str, stamps: Array, poses: Array, kept: KeptScene, resumed: bool
 ) -> None:
-    found = [truth.at(int(stamp)) for stamp in stamps]
-    known = np.array([T is not None for T in found], bool)
-    true = np.array([T for T in found if T is not None]).reshape(-1, 4, 4)
+    if resumed:
+        newest = _of_newest_recording(stamps, kept)
+        stamps, poses = stamps[newest], poses[newest]
+    known, true = out.truth.at(stamps)
     try:
-        errors = trajectory_errors(poses[known], true, metric=kept.metric and truth.metric)
+        errors = trajectory_errors(poses[known], true, metric=kept.metric and out.truth.metric)
     except ValueError as error:
-        out.problems.append(f"{name}: {error}.")
+        out.problems.append(f"{name}: {error}. {_times(stamps, out.truth)}")
         return
     out.errors[name] = errors
     out.stamps_ns[name] = np.asarray(stamps[known])
+
+
+def _of_newest_recording(stamps: Array, kept: KeptScene) -> Array:
+    """Returns which poses [N] bool a resumed replay has added: those after the last step back in
+    time, since its timeline begins."""
+    newest: Array = np.ones(len(stamps), bool)
+    back = np.flatnonzero(np.diff(stamps) < 0)
+    if len(back):
+        newest[: back[-1] + 1] = False
+    if kept.timeline is not None and len(kept.timeline):
+        newest &= stamps >= kept.timeline["first_ns"].min()
+    return newest
+
+
+def _times(stamps: Array, truth: TruePoses) -> str:
+    """Returns when there are poses and true ones, and what to do if these do not meet."""
+    if not len(stamps):
+        return "There are no poses."
+    ours, true = (
+        f"{times.min() / 1e9:.3f} to {times.max() / 1e9:.3f} s"
+        for times in (np.asarray(stamps), truth.stamps_ns)
+    )
+    return (
+        f"Stamps of the poses: {ours}; of {len(truth.stamps_ns)} true poses ({truth.source}): "
+        f"{true}. Give the true poses of this recording, in the clock of its stamps."
+    )
 
 
 def read_trajectory(path: Path) -> tuple[Array, Array]:

@@ -57,6 +57,14 @@ def by_evo(estimated, true, *, scale):
     )
 
 
+def test_long_trajectories_are_compared_in_parts(monkeypatch):
+    estimated, true = walk()
+    whole = trajectory_errors(estimated, true, metric=False).sim3
+    monkeypatch.setattr("da3_ros.reporting.trajectory_errors.AT_ONCE", 7)
+    parts = trajectory_errors(estimated, true, metric=False).sim3
+    assert (parts.rpe_m, parts.rpe_deg, parts.drift) == (whole.rpe_m, whole.rpe_deg, whole.drift)
+
+
 @pytest.mark.parametrize("kind", ["sim3", "se3"])
 def test_errors_are_those_of_evo(kind):
     estimated, true = walk()

@@ -1,0 +1,146 @@
+"""Poses of a run held against true ones: which camera's, of which recording, and if none fit."""
+
+import json
+
+import numpy as np
+import pytest
+from support.sequence_writers import write_euroc
+
+from da3_ros.cli import main
+from da3_ros.export.tum import tum_line
+from da3_ros.mapping.scene import Scene
+from da3_ros.mapping.trajectory import Pose, Poses
+from da3_ros.recordings.true_poses import TruePoses
+from da3_ros.reporting import truth as module
+from da3_ros.reporting.run_files import KeptScene
+from da3_ros.reporting.timeline import ROW
+from da3_ros.reporting.truth import FILE, MAP, compared
+from da3_ros.synthetic import SyntheticCamera
+
+S = 1_000_000_000
+COUNT = 12
+STAMPS = S + np.arange(COUNT) * S // 10
+
+
+def poses(seed=0):
+    """Poses of a curved path."""
+    rng = np.random.default_rng(seed)
+    T = np.tile(np.eye(4), (COUNT, 1, 1))
+    T[:, :3, 3] = np.cumsum(rng.uniform(0.1, 0.3, (COUNT, 3)), axis=0)
+    return T
+
+
+def kept_of(stamps, T, **more):
+    table = Poses.of([
+        Pose(int(stamp), pose, np.eye(3), (2, 2), keyframe=True)
+        for stamp, pose in zip(stamps, T, strict=True)
+    ])  # fmt: skip
+    scene = Scene((), table, component_of={0: 0})
+    return KeptScene("", scene, metric=True, **more)
+
+
+def timeline(stamps):
+    rows = np.zeros(len(stamps), ROW)
+    rows["first_ns"] = rows["last_ns"] = stamps
+    return rows
+
+
+def test_stamps_that_were_rounded_are_met():
+    """As other programs write them: with the digits of a float."""
+    found = compared(kept_of(STAMPS, poses()), TruePoses(STAMPS + 400, poses()))
+    assert found.errors[MAP].poses == COUNT
+    assert found.unmet == ""
+
+
+def test_true_poses_of_another_clock_say_both_times_and_a_remedy():
+    truth = TruePoses(STAMPS + 10**12, poses(), source="poses.tum")
+    found = compared(kept_of(STAMPS, poses()), truth)
+    assert not found.errors
+    assert found.unmet == (
+        "Poses of the map, with all corrections: 0 poses have a true one: at least 3 are needed. "
+        "Stamps of the poses: 1.000 to 2.100 s; of 12 true poses (poses.tum): 1001.000 to "
+        "1002.100 s. Give the true poses of this recording, in the clock of its stamps."
+    )
+
+
+def test_of_a_resumed_scene_only_this_recording_is_compared():
+    """Stamps of recordings without times begin anew, so that both have the same."""
+    stamps, T = np.tile(STAMPS, 2), np.concatenate((poses(seed=5), poses()))
+    T[:COUNT, 0, 3] += 5
+    kept = kept_of(stamps, T, timeline=timeline(STAMPS))
+    assert compared(kept, TruePoses(STAMPS, poses())).errors[MAP].sim3.ate_m > 0.5
+    found = compared(kept, TruePoses(STAMPS, poses()), resumed=True).errors[MAP]
+    assert found.poses == COUNT
+    assert found.sim3.ate_m == pytest.approx(0, abs=1e-9)
+
+
+def test_of_a_resumed_scene_with_times_the_earlier_recording_is_left_out():
+    stamps = np.concatenate((STAMPS - S, STAMPS + S))
+    kept = kept_of(stamps, np.concatenate((poses(), poses())), timeline=timeline(STAMPS + S))
+    truth = TruePoses(stamps, np.concatenate((poses(), poses())))
+    assert compared(kept, truth, resumed=True).errors[MAP].poses == COUNT
+
+
+def test_a_trajectory_file_that_is_too_large_is_named(tmp_path, monkeypatch):
+    file = tmp_path / "trajectory.tum"
+    file.write_text("".join(tum_line(int(s), T) for s, T in zip(STAMPS, poses(), strict=True)))
+    kept, truth = kept_of(STAMPS, poses(), trajectory=file), TruePoses(STAMPS, poses())
+    assert compared(kept, truth).errors[FILE].poses == COUNT
+    monkeypatch.setattr(module, "MAX_BYTES", 1 << 9)
+    found = compared(kept, truth)
+    assert FILE not in found.errors
+    assert found.problems == ["trajectory.tum is not compared: it is larger than 0 MiB."]
+
+
+@pytest.fixture(scope="module")
+def two_cameras(tmp_path_factory):
+    """A data set of two cameras."""
+    folder = tmp_path_factory.mktemp("truth")
+    camera = SyntheticCamera(seed=3, size=(56, 42), frames=COUNT)
+    frames = list(camera)
+    write_euroc(folder / "euroc", camera, frames)
+    write_euroc(folder / "euroc", camera, frames, name="cam1")
+    return folder / "euroc"
+
+
+def replayed(folder, report):
+    """The output of a replay that has nothing but its report."""
+    (folder / "out").mkdir()
+    (folder / "out" / "report.json").write_text(json.dumps(report))
+    return folder / "out"
+
+
+@pytest.mark.parametrize(
+    ("recorded", "more", "camera"),
+    [
+        ("cam1, cam0", [], "cam1"),  # a rig, whose first camera is cam1
+        ("/cam1/image_raw", [], "cam1"),  # a bag of the data set
+        ("cam0", [], "cam0"),
+        ("/camera/image_raw", ["--truth-camera", "cam1"], "cam1"),
+    ],
+)
+def test_the_truth_is_that_of_the_recorded_camera(two_cameras, tmp_path, recorded, more, camera):
+    out = replayed(tmp_path, {"camera": recorded, "counts": {"processed": 3}})
+    (out / "timeline.json").write_text("{}")  # of a scene without poses
+    words = ["report", str(out), "--truth", str(two_cameras), *more]
+    assert main(words) == 3
+    page = (out / "report.html").read_text()
+    assert f"True poses: EuRoC (ASL) in euroc, camera {camera}." in page
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "why"),
+    [
+        ([], 1, "give --truth-camera cam0 | cam1"),
+        (["--truth-camera", "left"], 1, "no camera left"),
+        (["--truth-camera", "cam0"], 3, "There are no poses to compare"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_line(two_cameras, tmp_path, capsys, more, code, why):
+    out = replayed(tmp_path, {"camera": "/camera/image_raw", "counts": {"processed": 3}})
+    words = ["report", str(out), "--truth", str(two_cameras), *more]
+    assert main(words) == code
+    said = capsys.readouterr()
+    assert why in said.err
+    assert said.err.count("\n") == 1
+    assert (out / "report.html").exists() == (code == 3)
