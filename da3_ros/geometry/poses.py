@@ -29,7 +29,8 @@ def quaternion_from_matrix(R: Array) -> Array:
 
 
 def matrix_from_quaternion(q: Array) -> Array:
-    """Convert a quaternion [4] (x, y, z, w) of any non-zero length to a rotation [3, 3]."""
+    """Convert quaternions [4] or [N, 4] (x, y, z, w) of any non-zero length to rotations [3, 3]
+    or [N, 3, 3]."""
     return np.asarray(Rotation.from_quat(q).as_matrix())
 
 

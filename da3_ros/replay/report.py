@@ -68,6 +68,7 @@ def write_report(
         "path_length": _path_length(pipeline),
         "metric": pipeline.scale.known or pipeline.scale.scale.metric,
         "scale": _scale(pipeline.scale.scale),
+        "scenes": [one.results.suffix for one in scenes.values()],
         "parts": len(scene.components),
         "parts_guessed": scene.unconnected,
     }

@@ -197,7 +197,7 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
         self.folder, self.bag, self.track_sampler = folder, bag, track_sampler
         self.resumed = options.resume is not None
         config = settings.pipeline
-        self._suffix = f"_{camera.replace('/', '_')}" if additional else ""
+        self.suffix = f"_{camera.replace('/', '_')}" if additional else ""  # of file names
         self._leading = {"", *([camera] if camera else config.cameras[:1])}
         self.trajectory = self._path("trajectory.tum").open("a")
         self.trajectory.truncate(written.trajectory)
@@ -320,7 +320,7 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
 
     def _path(self, name: str) -> Path:
         path = self.folder / name
-        return path.with_name(f"{path.stem}{self._suffix}{path.suffix}")
+        return path.with_name(f"{path.stem}{self.suffix}{path.suffix}")
 
     def _write_trajectory(self, scene: Scene) -> None:
         """Write the poses of all frames again, component by component, with the final scale of the

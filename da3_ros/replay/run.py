@@ -73,7 +73,6 @@ from da3_ros.replay.results import (
     WarnOnce,
 )
 from da3_ros.replay.work_folder import OutputError, open_work_folder
-from da3_ros.reporting.figures import ReportError
 from da3_ros.reporting.page import NAME, write_page
 from da3_ros.reporting.run_files import TIMELINES
 from da3_ros.sensors.frame_annotator import FrameAnnotator
@@ -158,11 +157,13 @@ def replay(
 
 
 def _write_page(folder: Path) -> None:
-    """Writes report.html; a failure costs that page only."""
+    """Writes report.html; a failure costs that page only, whatever it is: hours of results wait to
+    be published."""
     try:
         write_page(folder, folder / NAME)
-    except (ReportError, ExportError) as error:
-        log.warning("%s could not be written: %s", NAME, error)
+    except Exception as error:  # also of matplotlib, which depends on the machine
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        log.warning("%s could not be written, all else was: %s", NAME, why)
 
 
 def _open_pipelines(

@@ -90,6 +90,11 @@ class Advices:
     known: int  # checks whose figure is known
     unknown: list[str]  # names of the other figures
 
+    @property
+    def are_enough(self) -> bool:
+        """Whether so many figures are known that none beyond its limit means that all is well."""
+        return self.known > len(self.unknown)
+
 
 def advices_of(evidence: Evidence) -> Advices:
     """Returns which figures of a run are beyond their limits."""

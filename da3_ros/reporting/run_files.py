@@ -66,7 +66,7 @@ def read_run(path: Path) -> Run:
     else:
         scenes = [
             _scene(path, suffix, _with_suffix(path, SCENE, suffix), measured, problems)
-            for suffix in _suffixes(path)
+            for suffix in _suffixes(path, report)
         ]
     if not scenes and not report:
         detail = f" ({'; '.join(problems)})" if problems else ""
@@ -90,12 +90,18 @@ def _figures(path: Path, problems: list[str]) -> Figures:
     return Figures({})
 
 
-def _suffixes(path: Path) -> list[str]:
-    """Returns what the names of files of a run's scenes end with, the first scene's first."""
+def _suffixes(path: Path, report: Figures) -> list[str]:
+    """Returns what the names of files of a run's scenes end with, the first scene's first.
+
+    Others that the report does not list are those of an earlier run in the same folder.
+    """
     scenes = [f.name[len(SCENE) :] for f in path.glob(f"{SCENE}*") if f.is_dir()]
     stem, ending = TIMELINE.split(".")
     lines = [f.name[len(stem) : -len(ending) - 1] for f in path.glob(f"{stem}*.{ending}")]
-    return sorted({suffix for suffix in scenes + lines if not suffix or suffix[0] == "_"})
+    found = sorted({suffix for suffix in scenes + lines if not suffix or suffix[0] == "_"})
+    if report.value("scenes") is None:  # a replay that did not end
+        return found
+    return [suffix for suffix in found if suffix in report.texts("scenes")]
 
 
 def _with_suffix(folder: Path, name: str, suffix: str) -> Path:

@@ -68,9 +68,15 @@ def better(advices: Advices) -> Iterator[str]:
                 f"<code>{html.text(more)}</code>, section {html.text(check.section)}</span></li>"
             )
         yield "</ul>"
-    elif advices.known:
+    elif advices.are_enough:
         yield html.paragraph(
             f"All is well: none of the {advices.known} known figures is beyond its limit.", "well"
+        )
+    elif advices.known:
+        count = advices.known + len(advices.unknown)
+        yield html.paragraph(
+            f"Figures that are known: {advices.known} of {count}. None of these is beyond its "
+            "limit."
         )
     else:
         yield html.paragraph("No figure is known, so there is no advice.")

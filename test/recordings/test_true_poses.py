@@ -82,6 +82,12 @@ def test_lines_that_are_no_poses_are_left_out_with_one_warning(tmp_path, caplog)
     )
 
 
+def test_long_files_are_read_in_parts(tmp_path, poses, monkeypatch):
+    monkeypatch.setattr("da3_ros.recordings.layouts.text_rows.AT_ONCE", 2)
+    again = read_true_poses(tmp_path / "true.tum")
+    np.testing.assert_array_equal(again.T_truth_camera, poses.T_truth_camera)
+
+
 @pytest.mark.parametrize("content", [b"", b"# nothing\n", b"1 2 3\n", b"\0\xff\xfe" * 50])
 def test_a_file_without_a_pose_says_what_is_expected(tmp_path, content):
     (tmp_path / "true.tum").write_bytes(content)

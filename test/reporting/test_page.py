@@ -161,6 +161,7 @@ def test_texts_of_a_recording_are_only_texts(copied):
     report |= {"input": EVIL, "camera": EVIL, "stopped_at": EVIL, "bad_images": [EVIL] * 200}
     report["counts"] |= {f"dropped_{EVIL}": 1, f"blind_{EVIL}": 2}
     report["parameters"][EVIL] = EVIL
+    report["scenes"].append("_<b>&x")
     report["refinement"]["focal_source"] = {EVIL: EVIL}
     (copied / "report.json").write_text(json.dumps(report))
     for name in ("scene", "timeline.json"):
@@ -192,6 +193,9 @@ def _without_matplotlib(monkeypatch):
 
 @pytest.mark.usefixtures("_without_matplotlib")
 def test_many_cameras_share_the_pictures_of_a_page(copied):
+    report = json.loads((copied / "report.json").read_text())
+    report["scenes"] += [f"_c{number}" for number in range(7)]
+    (copied / "report.json").write_text(json.dumps(report))
     for number in range(7):
         shutil.copytree(copied / "scene", copied / f"scene_c{number}")
         shutil.copy(copied / "tracks.npz", copied / f"tracks_c{number}.npz")
@@ -268,6 +272,42 @@ def test_keyframes_of_a_run_that_did_not_end_are_shown(output, tmp_path):
     assert "its run did not end, only keyframes are there" in page.text
     assert "There are no poses." in page.text
     assert len(page.named("img")) >= 3
+
+
+def test_scenes_of_an_earlier_run_in_the_folder_are_left_out(copied):
+    alone = page_of(copied)
+    shutil.copytree(copied / "scene", copied / "scene_right")
+    for name in ("timeline.json", "trajectory.tum"):
+        shutil.copy(copied / name, (copied / name).with_stem(name.split(".")[0] + "_right"))
+    assert page_of(copied).text == alone.text
+    (copied / "report.json").unlink()  # as a replay leaves it that did not end
+    assert "Trajectory: right" in page_of(copied).text
+
+
+def test_of_few_known_figures_none_says_that_all_is_well(copied):
+    """As a killed replay leaves its folder, with a scene of which no figure is beyond a limit."""
+    for file in copied.iterdir():
+        if file.name not in ("scene", "timeline.json"):
+            shutil.rmtree(file) if file.is_dir() else file.unlink()
+    shutil.rmtree(copied / "scene")
+    page = page_of(copied)
+    assert "All is well" not in page.text
+    assert re.search(r"Figures that are known: \d of \d\d\. None of these is beyond", page.text)
+
+
+def test_a_page_that_cannot_be_drawn_costs_no_results(camera, tmp_path, monkeypatch, caplog):
+    write_synthetic_bag(tmp_path / "room", camera)
+    options = ReplayOptions(tmp_path / "room", tmp_path / "out", report=True)
+
+    def fail(*_, **__):
+        raise ZeroDivisionError("no\nfont")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", fail)
+    summary = replay(options, load_config(None, VALUES), TruthSession(camera))
+    assert {"trajectory.tum", "scene", "report.json"} <= set(summary.files)
+    assert "report.html" not in summary.files
+    (said,) = [r.message for r in caplog.records if "report.html" in r.message]
+    assert said.endswith("could not be written, all else was: ZeroDivisionError: no font")
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):

@@ -7,7 +7,9 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal, InvalidOperation
+from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -19,6 +21,9 @@ log = logging.getLogger(__name__)
 
 ROUNDING = 0.02  # of a rotation that was written with few digits, per element of R R^T
 
+AT_ONCE = 4096  # lines whose poses are computed together
+
+Pose = TypeVar("Pose")
 Row = tuple[int, str]  # number of the line, and its text
 
 
@@ -100,9 +105,9 @@ def pose_of_matrix(values: Sequence[float]) -> Array:
 
 
 def read_poses(
-    path: Path, lines: Iterable[Row], read: Callable[[Row], tuple[int, Array]]
-) -> Iterator[tuple[int, Array]]:
-    """Yields what ``read`` makes of lines of ``path``: stamp in ns and pose [4, 4].
+    path: Path, lines: Iterable[Row], read: Callable[[Row], tuple[int, Pose]]
+) -> Iterator[tuple[int, Pose]]:
+    """Yields what ``read`` makes of lines of ``path``: stamp in ns and pose.
 
     Lines for which it raises ValueError are left out with one warning.
     """
@@ -117,12 +122,19 @@ def read_poses(
 
 
 def tum_poses(path: Path) -> Iterator[tuple[int, Array]]:
-    """Yields the poses of a file with lines of ``stamp tx ty tz qx qy qz qw`` (s, m), as the TUM
-    RGB-D benchmark has them. Raises RecordingError."""
+    """Yields the poses [4, 4] of a file with lines of ``stamp tx ty tz qx qy qz qw`` (s, m), as
+    the TUM RGB-D benchmark has them. Raises RecordingError."""
 
-    def read(line: Row) -> tuple[int, Array]:
+    def read(line: Row) -> tuple[int, Sequence[float]]:
         stamp, *rest = cells(line[1])
         values = numbers(rest, 7)
-        return seconds_to_ns(stamp), pose_of(values[:3], values[3:])
+        if not 0 < sum(q * q for q in values[3:]) < math.inf:
+            raise ValueError("the quaternion is zero")
+        return seconds_to_ns(stamp), values
 
-    return read_poses(path, rows(path), read)
+    found = read_poses(path, rows(path), read)
+    while some := list(islice(found, AT_ONCE)):  # a matrix alone takes most of the time
+        values = np.array([seven for _, seven in some])
+        T = np.tile(np.eye(4), (len(some), 1, 1))
+        T[:, :3, :3], T[:, :3, 3] = matrix_from_quaternion(values[:, 3:]), values[:, :3]
+        yield from zip((stamp_ns for stamp_ns, _ in some), T, strict=True)
