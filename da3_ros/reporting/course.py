@@ -34,7 +34,8 @@ def path_length(scene: Scene) -> float:
 
 
 def lines_of(scene: Scene, begin_ns: int) -> list[Line]:
-    """Returns the path of each component, interrupted where motion was not measured.
+    """Returns the path of each component, interrupted where motion was not measured; those beyond
+    ``MOST_COMPONENTS`` as one.
 
     begin_ns: stamp at which the time of the report begins.
     """
@@ -46,10 +47,23 @@ def lines_of(scene: Scene, begin_ns: int) -> list[Line]:
         own = component == one
         at, t = _interrupted(points[own], seconds[own], chain[own])
         known = one == REFERENCE
-        name = "path" if known else f"component {one}, its pose is not known"
+        name = "path" if known else f"component {one}, pose unknown"
         color = SERIES[number] if number < MOST_COMPONENTS else OTHER
         lines.append(Line(name, at, t, color, dashed=not known))
-    return lines
+    few, others = lines[:MOST_COMPONENTS], lines[MOST_COMPONENTS:]
+    return [*few, _together(others)] if len(others) > 1 else lines
+
+
+def _together(lines: list[Line]) -> Line:
+    """Returns lines as one, interrupted between them."""
+    ends = np.cumsum([len(line.points) for line in lines])[:-1]
+    points, seconds = (np.concatenate(parts) for parts in (
+        [line.points for line in lines], [line.seconds for line in lines]
+    ))  # fmt: skip
+    return Line(
+        f"{len(lines)} more, pose unknown", np.insert(points, ends, np.nan, axis=0),
+        np.insert(seconds, ends, np.nan), OTHER, dashed=True,
+    )  # fmt: skip
 
 
 def spread_of(kept: KeptScene, begin_ns: int) -> Spread | None:

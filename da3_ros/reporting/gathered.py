@@ -6,6 +6,9 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from da3_ros.recordings.true_poses import TruePoses, read_true_poses, true_camera
 from da3_ros.reporting.advice import Advices, Evidence, advices_of
 from da3_ros.reporting.course import poses_of
@@ -15,9 +18,12 @@ from da3_ros.reporting.keyframes import (
     shown_keyframes,
     tracked_frames,
 )
+from da3_ros.reporting.plots import MOST_POINTS
 from da3_ros.reporting.run_files import KeptScene, Run, read_run
+from da3_ros.reporting.timeline import coarser
 from da3_ros.reporting.truth import Compared, compared
 
+FEWEST_POINTS = 100  # of a line, however many scenes there are
 USUAL_HZ = 10.0  # of a replay without another rate
 
 
@@ -30,7 +36,23 @@ class ShownScene:
     tracked: list[TrackedFramePicture]
     compared: Compared | None  # None: there is no truth, or it is that of another camera
     begin_ns: int  # stamp at which its time begins
-    is_only: bool  # whether the run has no other scene
+    scenes: int  # of the run
+
+    @property
+    def is_only(self) -> bool:
+        """Whether the run has no other scene."""
+        return self.scenes == 1
+
+    @property
+    def most_points(self) -> int:
+        """How many points a line of a plot may have, so that the page stays small."""
+        return max(MOST_POINTS // self.scenes, FEWEST_POINTS)
+
+    @property
+    def drawn_timeline(self) -> NDArray[np.void] | None:
+        """The timeline in as many bins as plots may have; None: there is none to draw."""
+        rows = self.kept.timeline
+        return None if rows is None or len(rows) < 2 else coarser(rows, self.most_points)
 
     @property
     def of(self) -> str:
@@ -64,7 +86,7 @@ def gathered(
         ShownScene(
             kept, shown_keyframes(kept, len(run.scenes)), tracked_frames(kept, len(run.scenes)),
             compared(kept, truth, resumed=resumed) if truth is not None and index == 0 else None,
-            _begin_ns(kept), is_only=len(run.scenes) == 1,
+            _begin_ns(kept), len(run.scenes),
         )
         for index, kept in enumerate(run.scenes)
     ]  # fmt: skip

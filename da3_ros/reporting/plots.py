@@ -11,7 +11,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,9 @@ MISSING = (
     "plots need matplotlib, which is missing: pip install 'da3_ros[report]', or apt install "
     "python3-matplotlib"
 )
-MOST_POINTS = 2000  # of a line
+MOST_POINTS, MOST_PIECES = 2000, 400  # of a line, and of its uninterrupted pieces
 WIDTH, HEIGHT = 5.4, 3.1  # of a plot, inches of 72 points
+MOST_BREAKS, LONGEST_STEP_S = 60, 0.5  # in a plot of shares: times without frames
 ELLIPSES = 10  # of uncertainty, along a path
 # Colours as matplotlib gets them, and as the page's style names them (``page.STYLE``).
 INK, GRID = "#010101", "#020202"
@@ -74,12 +75,16 @@ def top_view(lines: Sequence[Line], spread: Spread | None, unit: str) -> str:
     with _figure(1.25 * HEIGHT) as (figure, done):
         axes = figure.subplots()
         for line in lines:
-            x, y = _thinned(line.points[:, :2]).T
-            axes.plot(x, y, "--" if line.dashed else "-", color=line.color, label=line.name)
+            axes.plot(
+                *line.points[:, :2].T,
+                "--" if line.dashed else "-",
+                color=line.color,
+                label=line.name,
+            )
         for k in _even(0 if spread is None else len(spread.points), ELLIPSES):
             assert spread is not None
             at, size = spread.points[k, :2], 2 * spread.sigma[k, :2]
-            label = "position ± 1 standard deviation" if k == 0 else None
+            label = "± 1 standard deviation" if k == 0 else None
             axes.add_patch(Ellipse(
                 (at[0], at[1]), size[0], size[1], facecolor=SERIES[0], edgecolor=SERIES[0],
                 linewidth=0.8, alpha=0.1, label=label,
@@ -90,6 +95,7 @@ def top_view(lines: Sequence[Line], spread: Spread | None, unit: str) -> str:
         axes.set_xlabel(f"x, forward at the start ({unit})")
         axes.set_ylabel(f"y, left at the start ({unit})")
         _legend(axes)
+        figure.draw_without_rendering()  # else the layout knows the labels of other limits
     return done()
 
 
@@ -99,9 +105,9 @@ def height_plot(lines: Sequence[Line], spread: Spread | None, unit: str) -> str:
         axes = figure.subplots()
         scale, name = time_unit(max((_last(line.seconds) for line in lines), default=0.0))
         for line in lines:
-            both = _thinned(np.column_stack((line.seconds, line.points[:, 2])))
             style = "--" if line.dashed else "-"
-            axes.plot(both[:, 0] / scale, both[:, 1], style, color=line.color, label=line.name)
+            axes.plot(line.seconds / scale, line.points[:, 2], style, color=line.color,
+                      label=line.name)  # fmt: skip
         if spread is not None and len(spread.points):
             z, sigma = spread.points[:, 2], spread.sigma[:, 2]
             t = spread.seconds / scale
@@ -125,12 +131,13 @@ def frames_plot(rows: NDArray[np.void]) -> str:
         seen = total - sum((count for _, count in lost), np.zeros(len(total)))
         shares = [100 * seen / total, *(100 * count / total for _, count in lost)]
         colors = [SERIES[0], *(SERIES[1 + k % (len(SERIES) - 1)] for k in range(len(lost)))]
-        ends = _group_ends(rows, seconds) / scale
+        ends, empty = _group_ends(rows, seconds)
+        shares = [np.insert(share, empty, np.nan) for share in shares]
         labels = ["with depth", *(f"no depth: {cause}" for cause, _ in lost)]
-        base = np.zeros(len(total))
+        base = np.zeros(len(ends) - 1)
         for share, color, label in zip(shares, colors, labels, strict=True):
-            axes.stairs(base + share, ends, baseline=base, fill=True, color=color, alpha=0.75,
-                        label=label)  # fmt: skip
+            axes.stairs(base + share, ends / scale, baseline=base, fill=True, color=color,
+                        alpha=0.75, label=label)  # fmt: skip
             base = base + share
         axes.set_ylim(0, 100)
         axes.set_xlabel(f"time ({name})")
@@ -212,8 +219,8 @@ def error_plot(lines: Sequence[tuple[str, Array, Array]], unit: str) -> str:
         axes = figure.subplots()
         scale, name = time_unit(max((_last(seconds) for _, seconds, _ in lines), default=0.0))
         for (label, seconds, error), color in zip(lines, SERIES, strict=False):
-            both = _thinned(np.column_stack((seconds / scale, error)))
-            axes.plot(both[:, 0], both[:, 1], color=color, label=label)
+            chosen = _even(len(seconds), MOST_POINTS)
+            axes.plot(seconds[chosen] / scale, error[chosen], color=color, label=label)
         axes.set_xlabel(f"time ({name})")
         axes.set_ylabel(f"error of the position ({unit})")
         axes.set_ylim(bottom=0)
@@ -282,9 +289,19 @@ MOST_GROUPS = 120  # of bins, which are drawn as one step
 
 
 def _group_edges(rows: NDArray[np.void]) -> Array:
-    return np.unique(
-        np.linspace(0, len(rows), min(len(rows), MOST_GROUPS) + 1).round().astype(int)
-    )
+    even = np.linspace(0, len(rows), min(len(rows), MOST_GROUPS) + 1).round().astype(int)
+    return np.unique(np.concatenate((even, _breaks(rows))))
+
+
+def _breaks(rows: NDArray[np.void]) -> Array:
+    """Returns the bins before which there is a long time without frames: five usual ones, and
+    longer than ``LONGEST_STEP_S``."""
+    steps = np.diff(rows["last_ns"]) / 1e9
+    if not len(steps):
+        return np.zeros(0, int)
+    limit = max(5 * float(np.median(steps)), LONGEST_STEP_S)
+    longest = np.argsort(-steps, kind="stable")[:MOST_BREAKS]
+    return np.sort(longest[steps[longest] > limit]) + 1
 
 
 def _groups(rows: NDArray[np.void]) -> dict[str, Array]:
@@ -293,20 +310,34 @@ def _groups(rows: NDArray[np.void]) -> dict[str, Array]:
     return {name: np.add.reduceat(rows[name], _group_edges(rows)[:-1]) for name in names}
 
 
-def _group_ends(rows: NDArray[np.void], seconds: Array) -> Array:
-    """Returns the times [G + 1] between which groups are drawn."""
+def _group_ends(rows: NDArray[np.void], seconds: Array) -> tuple[Array, Array]:
+    """Returns the times [G + E + 1] between which groups, and times without frames, are drawn; and
+    the groups before which these E times are."""
+    edges, breaks = _group_edges(rows), _breaks(rows)
     steps = np.diff(seconds)
-    last = seconds[-1] + (float(np.median(steps)) if len(steps) else 1.0)
-    return np.append(seconds[_group_edges(rows)[:-1]], last)
+    step = float(np.median(steps)) if len(steps) else 1.0
+    ends = np.append(seconds[edges[:-1]], seconds[-1] + step)
+    empty = np.searchsorted(edges, breaks)
+    return np.insert(ends, empty, np.minimum(seconds[breaks - 1] + step, seconds[breaks])), empty
 
 
-def _thinned(values: Array) -> Array:
-    """Returns an even choice of rows; those of NaN, which interrupt a line, stay."""
-    if len(values) <= MOST_POINTS:
-        return values
-    keep: NDArray[np.bool_] = np.asarray(np.isnan(values).any(axis=1))
-    keep[np.linspace(0, len(values) - 1, MOST_POINTS).round().astype(int)] = True
-    return values[keep]
+def thinned(line: Line, most: int) -> Line:
+    """Returns a line with an even choice of its points, about ``most``, that keeps the ends of its
+    pieces; of very many pieces it has an even choice."""
+    if len(line.points) <= most:
+        return line
+    starts = np.flatnonzero(np.isnan(line.points).any(axis=1))
+    pieces = np.split(np.arange(len(line.points)), starts)
+    pieces = [pieces[k] for k in _even(len(pieces), MOST_PIECES)]
+    share = most / sum(map(len, pieces))
+    keep = np.concatenate([p[_even(len(p), max(3, round(share * len(p))))] for p in pieces])
+    return replace(line, points=line.points[keep], seconds=line.seconds[keep])
+
+
+def thinned_spread(spread: Spread, most: int) -> Spread:
+    """Returns an even choice of at most ``most`` deviations."""
+    keep = _even(len(spread.points), most)
+    return Spread(spread.points[keep], spread.seconds[keep], spread.sigma[keep])
 
 
 def _even(count: int, most: int) -> Array:

@@ -96,8 +96,8 @@ def recorded(g: Gathered) -> Iterator[str]:
         named = bad[:MOST_NAMED] + (more if len(bad) > MOST_NAMED else [])
         yield html.details(f"Images that cannot be read: {len(bad)}", named)
     for one in g.scenes:
-        timeline = one.kept.timeline
-        if g.draws and timeline is not None and len(timeline) > 1:
+        timeline = one.drawn_timeline
+        if g.draws and timeline is not None:
             yield html.plots([(
                 plots.frames_plot(timeline),
                 f"Share of frames{one.of} over time with depth, and without, by cause",
@@ -161,8 +161,8 @@ def cost(g: Gathered) -> Iterator[str]:
              MEASURED.items()],
     )  # fmt: skip
     for one in g.scenes:
-        rows = one.kept.timeline
-        if g.draws and rows is not None and len(rows) > 1 and np.isfinite(rows["window_s"]).any():
+        rows = one.drawn_timeline
+        if g.draws and rows is not None and np.isfinite(rows["window_s"]).any():
             yield html.plots([(
                 plots.memory_plot(rows),
                 f"Time per window{one.of}, and memory of the process, along the recording",

@@ -40,11 +40,13 @@ def _trajectory(g: Gathered, one: ShownScene) -> Iterator[str]:
     if g.draws and len(scene.poses) > 1:
         true = one.compared.true_lines(one.begin_ns) if one.compared is not None else []
         uncertain = "" if spread else " Its uncertainty is not known."
+        few = [plots.thinned(line, one.most_points) for line in (*lines, *true)]
+        drawn = plots.thinned_spread(spread, one.most_points) if spread else None
         yield html.plots([
-            (plots.top_view([*lines, *true], spread, kept.unit),
+            (plots.top_view(few, drawn, kept.unit),
              f"Path of the camera{one.of} from above",
              f"From above, in the axes of the map.{uncertain}"),
-            (plots.height_plot([*lines, *true], spread, kept.unit),
+            (plots.height_plot(few, drawn, kept.unit),
              f"Height of the camera{one.of} over time", "Height over time."),
         ])  # fmt: skip
     known = [line for line in lines if not line.dashed] or lines
@@ -172,7 +174,7 @@ def _dense_rows(report: Figures) -> Iterator[tuple[str, str]]:
 
 
 def _tracks(g: Gathered, one: ShownScene) -> Iterator[str]:
-    report, rows = g.run.report, one.kept.timeline
+    report, rows = g.run.report, one.drawn_timeline
     if one is g.scenes[0] and report.mapping("refinement"):
         number = report.number
         sources = report.mapping("refinement", "focal_source")
@@ -184,7 +186,7 @@ def _tracks(g: Gathered, one: ShownScene) -> Iterator[str]:
             *((f"focal length{f' of {camera}' if camera else ''} from", str(source))
               for camera, source in sources.items()),
         ])  # fmt: skip
-    if g.draws and rows is not None and len(rows) > 1 and rows["tracks"].any():
+    if g.draws and rows is not None and rows["tracks"].any():
         yield html.plots([(
             plots.tracks_plot(rows),
             f"Tracks per window{one.of}, and their reprojection error, over time",
@@ -206,7 +208,7 @@ def _tracks(g: Gathered, one: ShownScene) -> Iterator[str]:
 
 
 def _scale(g: Gathered, one: ShownScene) -> Iterator[str]:
-    report, rows = g.run.report, one.kept.timeline
+    report, rows = g.run.report, one.drawn_timeline
     if one is g.scenes[0] and report.mapping("scale"):
         metres = html.number(report.number("scale", "metres_per_unit"))
         yield html.table((), [

@@ -159,6 +159,14 @@ def read_timeline(path: Path, measured: Mapping[str, Any]) -> NDArray[np.void]:
     return rows
 
 
+def coarser(rows: NDArray[np.void], most: int) -> NDArray[np.void]:
+    """Returns at most ``most`` bins, of neighbours."""
+    while len(rows) > most:
+        even = len(rows) // 2 * 2
+        rows = np.concatenate((_joined(rows[:even:2], rows[1:even:2]), rows[even:]))
+    return rows
+
+
 def _numbers(values: Any, name: str) -> NDArray[Any]:
     """Returns a column; null is NaN. Raises ValueError, TypeError."""
     if name in STAMPS:

@@ -7,7 +7,7 @@ import pytest
 
 from da3_ros.pipeline.delivery import NO_WINDOW
 from da3_ros.reporting import timeline
-from da3_ros.reporting.timeline import MOST_BINS, Timeline, TimelineError, read_timeline
+from da3_ros.reporting.timeline import MOST_BINS, Timeline, TimelineError, coarser, read_timeline
 from da3_ros.types import Scale, TrackedFrame, WindowReport
 
 STEP_NS = 100_000_000
@@ -35,6 +35,16 @@ def added(frames, R_ros_map=np.eye(3)):  # noqa: B008 - read only
     for one in frames:
         kept.add(one, R_ros_map, leading=True)
     return kept
+
+
+def test_fewer_bins_have_the_same_sums():
+    rows = added(frame(i, scale=2.0) for i in range(101)).rows
+    few = coarser(rows, 30)
+    assert len(few) <= 30
+    for name in ("frames", "windows", "tracks", "reprojection_px", "known_depth"):
+        assert few[name].sum() == pytest.approx(rows[name].sum())
+    assert (few["first_ns"][0], few["last_ns"][-1]) == (0, 100 * STEP_NS)
+    assert coarser(rows, 101) is rows
 
 
 @pytest.mark.slow
