@@ -62,7 +62,7 @@ class DataSetRecording(Recording):
         chosen = {source.camera for source in self._cameras}
         if others := [name for name in self._layout.cameras(self.path) if name not in chosen]:
             about.append(f"not used: {', '.join(others)}")
-        return f"{self.path.name}: {self._layout.title}; {'; '.join(about)}"
+        return f"{self.path.resolve().name}: {self._layout.title}; {'; '.join(about)}"
 
     def mounts(self) -> dict[str, Array]:
         """Returns ``T_rig_camera`` [4, 4], metres, by the names of cameras, if all are known.

@@ -58,7 +58,7 @@ class FolderRecording(Recording):
     def describe(self) -> str:
         """Number of images and calibration file in one line."""
         calibration = CALIBRATION_FILE if self._calibration is not None else "no calibration"
-        return f"{self.path.name}: {len(self._files)} images, {calibration}"
+        return f"{self.path.resolve().name}: {len(self._files)} images, {calibration}"
 
     def __iter__(self) -> Iterator[Frame]:
         """Yield the selected frames."""
@@ -88,7 +88,7 @@ def image_files(folder: Path) -> list[Path]:
 def natural_order(name: str) -> list[tuple[int, int | str]]:
     """Returns the key by which names are sorted in natural order (2 before 10)."""
     parts = re.split(r"(\d+)", name)
-    return [(0, int(p)) if p.isdigit() else (1, p.lower()) for p in parts if p] + [(2, name)]
+    return [(0, int(p)) if p.isdecimal() else (1, p.lower()) for p in parts if p] + [(2, name)]
 
 
 def stamps_of(stems: Sequence[str], rate_hz: float) -> list[int]:

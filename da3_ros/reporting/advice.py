@@ -11,10 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from da3_ros.reporting.html import number
 from da3_ros.reporting.keyframes import ShownKeyframe
 from da3_ros.reporting.run_files import Run
 from da3_ros.types import Array
 
+DIGITS = (3, 4, 6, 9)  # of a value: the fewest that show its difference from the limit
 Figure = Callable[["Evidence"], float]  # NaN: unknown
 
 
@@ -58,11 +60,11 @@ class Check:
         """Whether a known value is beyond the limit."""
         return value < self.limit if self.least else value > self.limit
 
-    def written(self, value: float) -> str:
+    def written(self, value: float, digits: int = 3) -> str:
         """Returns a value as text."""
         if self.kind == "share":
-            return f"{100 * value:.3g} %"
-        return f"{value:.0f}" if self.kind == "count" else f"{value:.3g}"
+            return f"{number(100 * value, digits=digits)} %"
+        return number(value if self.kind == "number" else round(value), digits=digits)
 
 
 @dataclass(frozen=True)
@@ -76,10 +78,9 @@ class Advice:
     def evidence(self) -> str:
         """Figure and limit in words."""
         check, side = self.check, "at least" if self.check.least else "at most"
-        return (
-            f"{check.figure}: {check.written(self.value)} (limit: {side} "
-            f"{check.written(check.limit)})"
-        )
+        both = [(check.written(self.value, d), check.written(check.limit, d)) for d in DIGITS]
+        value, limit = next((pair for pair in both if pair[0] != pair[1]), both[-1])
+        return f"{check.figure}: {value} (limit: {side} {limit})"
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,27 @@ def _longest_gap(e: Evidence) -> float:
     return float(gaps.max() / np.median(steps))
 
 
+MOST_GAP = 5  # in times the usual time between two frames
 SHORTEST_GAP_S = 0.5  # time between two frames that is no gap, however short it usually is
+
+
+def _missing(e: Evidence) -> float:
+    """Returns the share of frames that lack by the stamps: so many as fit into the time between
+    two. Gaps that are long by ``_longest_gap`` are left to it."""
+    missing = frames = 0.0
+    for kept in e.run.scenes:
+        rows = kept.timeline
+        if rows is None or len(rows) < 4:
+            continue
+        steps = np.diff(rows["last_ns"]) / 1e9  # a step per frame, in bins of several
+        each, count = steps / rows["frames"][1:], rows["frames"][1:]
+        if (each > 0).any():
+            usual, gaps = np.median(each[each > 0]), rows["gap_s"][1:]
+            long = gaps > max(MOST_GAP * usual, SHORTEST_GAP_S)
+            wanted = np.round(np.where(long, steps - gaps + usual, steps) / usual)
+            missing += float(np.maximum(wanted - count, 0).sum())
+            frames += float(count.sum())
+    return _ratio(missing, missing + frames)
 
 
 def _few_tracks(e: Evidence) -> float:
@@ -151,8 +172,10 @@ def _few_tracks(e: Evidence) -> float:
 
 
 def _refused(e: Evidence) -> float:
-    windows = e.column("windows").sum()
-    return _ratio(e.count("windows_refused"), float(windows)) if e.run.report else math.nan
+    refused = e.count("windows_refused")
+    held = min(refused, e.count("blind_refused"))  # windows of held frames are in no timeline
+    windows = float(e.column("windows").sum())
+    return _ratio(refused, windows + held) if e.run.report else math.nan
 
 
 def _guessed_focal(e: Evidence) -> float:
@@ -220,9 +243,13 @@ CHECKS = (
     Check("Two cameras share one topic", "images with another frame_id",
           _counted("foreign_frames"), 0, "Give each camera a topic of its own.", *DROPS),
     Check("Frames are missing in the recording",
-          "longest time between two frames, in times the usual one", _longest_gap, 5,
+          "longest time between two frames, in times the usual one", _longest_gap, MOST_GAP,
           "Record on a faster disk, in compressed images, or at a lower rate that holds.",
           *SYMPTOMS, kind="number"),
+    Check("Frames are missing now and then", "share of frames that are missing, by the stamps",
+          _missing, 0.04,
+          "Record on a faster disk, in compressed images, or at a lower rate that holds.",
+          *SYMPTOMS, kind="share"),
     Check("Time jumps in the recording", "jumps of stamps", _counted("time_jumps"), 0,
           "Record one run at a time, with one clock.", *DROPS),
     Check("There are few frames", "frames", lambda e: e.count("processed") or math.nan, 8,
@@ -265,7 +292,8 @@ CHECKS = (
           "Calibrate the camera again; avoid a rolling shutter in fast motion; mask the robot.",
           *SYMPTOMS, kind="number"),
     Check("The focal length is a guess", "cameras without a usable camera_info", _guessed_focal, 0,
-          "Calibrate the camera and publish its camera_info.", *SYMPTOMS),
+          "Calibrate the camera and publish its camera_info; beside the images of a folder, put "
+          "camera_info.yaml.", *SYMPTOMS),
     Check("The calibration may be wrong",
           "deviation of the network's focal length from the calibrated one", _focal_deviation, 0.3,
           "Check the camera_info: is it of this camera, at this resolution?", *SYMPTOMS,

@@ -12,6 +12,7 @@ UNKNOWN = "unknown"
 NARROW, WIDE = "\N{NARROW NO-BREAK SPACE}", "\N{NO-BREAK SPACE}"  # in numbers, before units
 SPACES, REPLACED = f"\n{NARROW}{WIDE}", "\N{REPLACEMENT CHARACTER}"
 SHORT = 16  # characters of a cell that is kept on one line
+LONGEST = 500  # characters of a cell or an entry, whatever a foreign recording says
 # Nothing is loaded, nothing runs: what a page of a foreign recording shows is text and pictures.
 POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; "
@@ -29,10 +30,15 @@ def number(value: float, unit: str = "", digits: int = 3) -> str:
     """Returns a number with its unit as a plain text."""
     if not math.isfinite(value):
         return UNKNOWN
-    if abs(value) < 1e15 and (float(value).is_integer() or abs(value) >= 10**digits):
-        shown = f"{value:,.0f}".replace(",", NARROW)
+    exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])  # of the rounded value
+    if float(value).is_integer() and abs(value) < 1e15:
+        shown = f"{value:,.0f}"
+    elif -4 <= exponent < 15:
+        shown = f"{value:,.{max(digits - 1 - exponent, 0)}f}"
+        shown = shown.rstrip("0").rstrip(".") if "." in shown else shown
     else:
         shown = f"{value:.{digits}g}"
+    shown = shown.replace(",", NARROW)
     return f"{shown}{WIDE}{unit}" if unit else shown
 
 
@@ -63,7 +69,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         out.append("<tr>" + "".join(f"<th>{text(cell)}</th>" for cell in head) + "</tr>")
     for row in rows:
         cells = [
-            f"<td{_kind(_cell_kind(cell) if column else '')}>{text(cell)}</td>"
+            f"<td{_kind(_cell_kind(cell) if column else '')}>{text(_cut(cell))}</td>"
             for column, cell in enumerate(row)
         ]
         out.append("<tr>" + "".join(cells) + "</tr>")
@@ -88,7 +94,7 @@ def plots(drawn: Iterable[tuple[str, str, str]]) -> str:
 
 def details(title: str, entries: Iterable[str]) -> str:
     """Returns a list of plain texts that a reader opens."""
-    items = "".join(f"<li>{text(one)}</li>" for one in entries)
+    items = "".join(f"<li>{text(_cut(one))}</li>" for one in entries)
     return f"<details><summary>{text(title)}</summary><ul>{items}</ul></details>"
 
 
@@ -117,6 +123,10 @@ def page(title: str, style: str, body: str) -> str:
         f"<title>{text(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n{body}\n"
         "</body>\n</html>\n"
     )
+
+
+def _cut(plain: str) -> str:
+    return plain if len(plain) <= LONGEST else f"{plain[:LONGEST]} ..."
 
 
 def _cell_kind(cell: str) -> str:

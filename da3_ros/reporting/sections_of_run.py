@@ -11,7 +11,7 @@ from da3_ros.reporting.advice import Advices
 from da3_ros.reporting.gathered import Gathered
 from da3_ros.reporting.run_files import Run
 
-MOST_NAMED = 50  # entries of a list
+MOST_NAMED, MOST_PARAMETERS = 50, 500  # entries of a list, and of the settings
 # What counts of report.json mean; others are left to that file.
 COUNTS = {
     "received": "images read",
@@ -41,10 +41,10 @@ LOOPS = {
 }
 STAGES = {
     "wall_s": "the whole replay",
-    "window_s": "all windows",
+    "window_s": "all windows with depth",
     "inference_s": "the network, in windows",
     "refinement_s": "refinement by tracks, in windows",
-    "rest": "outside windows: reading, messages, files, waiting",
+    "rest": "all else: reading, messages, files, waiting, windows without depth",
     "dense_s": "measuring depth, in a thread beside",
 }
 MEASURED = {
@@ -178,6 +178,6 @@ def settings(run: Run) -> Iterator[str]:
     if options:
         yield html.table(("Option", "Value"), [(k, str(v)) for k, v in sorted(options.items())])
     if values := run.report.mapping("parameters"):
-        rows = [(name, str(value)) for name, value in sorted(values.items())]
+        rows = [(name, str(value)) for name, value in sorted(values.items())[:MOST_PARAMETERS]]
         opened = f"<details class=settings><summary>Parameters: {len(rows)}</summary>"
         yield opened + html.table(("Parameter", "Value"), rows) + "</details>"

@@ -74,9 +74,11 @@ def _truth(g: Gathered, one: ShownScene) -> Iterator[str]:
         yield f"<h3>{html.text(name)}</h3>"
         yield html.table(*_error_table(errors, unit))
         line = "Positions on a line leave the turn about it open: orientations gave the fit."
+        stands = "The true camera stands: neither drift nor the scale of the fit is known."
+        note = line if errors.sim3.by_orientation else ""
         yield html.paragraph(
             f"Poses with a true one: {errors.poses}; their path: "
-            f"{html.number(errors.path_m, unit)}. {line if errors.sim3.by_orientation else ''}",
+            f"{html.number(errors.path_m, unit)}. {note if errors.moves else stands}",
             "dim",
         )
     if g.draws and found.errors:
@@ -105,6 +107,8 @@ def _error_table(
         row("RPE from pose to pose, rotation (root mean square)", [f.rpe_deg for f in every],
             "deg"),
     ]  # fmt: skip
+    if not errors.moves:
+        return ("After a fit", *(title for title, _ in fits)), rows
     for k, drift in enumerate(errors.sim3.drift):
         over = f"drift over {html.number(drift.distance_m, unit)}"
         rows.append(row(f"{over}, position", [f.drift[k].percent for f in every], "%"))
@@ -178,6 +182,8 @@ def _tracks(g: Gathered, one: ShownScene) -> Iterator[str]:
     if one is g.scenes[0] and report.mapping("refinement"):
         number = report.number
         sources = report.mapping("refinement", "focal_source")
+        if not one.is_only:
+            yield html.paragraph("Of all cameras together:", "dim")
         yield html.table((), [
             ("refined windows", html.number(number("refinement", "windows"))),
             ("tracks of such a window, mean", html.number(number("refinement", "tracks"))),
@@ -211,9 +217,13 @@ def _scale(g: Gathered, one: ShownScene) -> Iterator[str]:
     report, rows = g.run.report, one.drawn_timeline
     if one is g.scenes[0] and report.mapping("scale"):
         metres = html.number(report.number("scale", "metres_per_unit"))
+        source = report.text("scale", "source") or html.UNKNOWN
+        factor = html.number(report.number("parameters", "scale.factor"))
         yield html.table((), [
-            ("source of metres", report.text("scale", "source") or html.UNKNOWN),
-            ("metres per unit, last window", metres),
+            ("source of metres", source),
+            *([("scale.factor: metres per unit of the first window", factor)]
+              if source == "fixed" else []),
+            ("metres per unit of the scene, last window", metres),
             ("its standard deviation", html.percent(report.number("scale", "sigma"))),
         ])  # fmt: skip
     elif one.kept.scene is not None:

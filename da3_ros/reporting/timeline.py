@@ -140,6 +140,8 @@ def read_timeline(path: Path, measured: Mapping[str, Any]) -> NDArray[np.void]:
     try:
         content = json.loads(path.read_text())
         version, columns = content["version"], content["columns"]
+        if len(columns[STAMPS[0]]) > MOST_BINS:
+            raise ValueError(f"more than {MOST_BINS} bins")
         rows = np.zeros(len(columns[STAMPS[0]]), ROW)
         for name in COLUMNS if version == VERSION else ():
             rows[name] = _numbers(columns[name], name)

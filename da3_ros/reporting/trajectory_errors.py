@@ -52,6 +52,11 @@ class TrajectoryErrors:
     sim3: Fitted  # after a fit with scale
     se3: Fitted | None  # after a fit without; None: its lengths are not metres
 
+    @property
+    def moves(self) -> bool:
+        """Whether the true camera moves, so that drift and the scale of the fit are known."""
+        return self.path_m > 0
+
 
 def trajectory_errors(estimated: Array, true: Array, *, metric: bool) -> TrajectoryErrors:
     """Returns the errors of poses T_map_camera [N, 4, 4] against T_truth_camera [N, 4, 4], metres,

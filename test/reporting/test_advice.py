@@ -12,7 +12,7 @@ from da3_ros.reporting.advice import CHECKS, Evidence, advices_of
 from da3_ros.reporting.figures import Figures
 from da3_ros.reporting.keyframes import ShownKeyframe
 from da3_ros.reporting.run_files import KeptScene, Run
-from da3_ros.reporting.timeline import NEWEST, ROW
+from da3_ros.reporting.timeline import NEWEST, ROW, coarser
 
 DOCS = Path(__file__).parents[2] / "docs"
 # A run in which all is well, and all that is said is known.
@@ -36,6 +36,7 @@ def timeline(frames=100, gap_s=0.1, focal_ratio=1.0):
     rows["frames"] = rows["windows"] = 1
     rows["gap_s"], rows["focal_ratio"] = 0.1, focal_ratio
     rows["gap_s"][0], rows["gap_s"][-1] = 0, gap_s
+    rows["first_ns"] = rows["last_ns"] = np.round(1e9 * np.cumsum(rows["gap_s"]))
     return rows
 
 
@@ -117,6 +118,58 @@ def test_a_gap_in_the_recording_is_advised():
     assert problems(rows=timeline(gap_s=0.45)) == []  # short
 
 
+def rows_of(gaps):
+    rows = timeline(len(gaps))
+    rows["gap_s"] = gaps
+    rows["first_ns"] = rows["last_ns"] = np.round(1e9 * np.cumsum(gaps))
+    return rows
+
+
+LOST_SINGLY = [0.2 if k % 20 == 0 else 0.1 for k in range(200)]
+LOST_IN_A_ROW = [0.433 if k % 17 == 0 else 0.0333 for k in range(200)]
+HALF_RATE = [0.1] * 100 + [0.2] * 50
+
+
+@pytest.mark.parametrize("gaps", [LOST_SINGLY, LOST_IN_A_ROW, HALF_RATE])
+@pytest.mark.parametrize("bins", [200, 100])
+def test_frames_that_are_missing_now_and_then_are_advised(gaps, bins):
+    assert problems(rows=coarser(rows_of(gaps), bins)) == ["Frames are missing now and then"]
+
+
+def test_a_share_of_missing_frames_is_exact():
+    (advice,) = advices_of(evidence(rows=rows_of([0.1, *LOST_SINGLY]))).found
+    assert advice.value == pytest.approx(10 / 210)
+
+
+def test_stamps_that_tremble_are_no_missing_frames():
+    gaps = 0.1 + np.random.default_rng(0).uniform(-0.04, 0.04, 300)
+    assert problems(rows=rows_of(gaps)) == []
+
+
+def test_one_long_gap_is_not_now_and_then():
+    gaps = [0.1] * 50 + [60.0] + [0.1] * 50
+    assert problems(rows=rows_of(gaps)) == ["Frames are missing in the recording"]
+    assert problems(rows=coarser(rows_of(gaps), 60)) == ["Frames are missing in the recording"]
+
+
+def test_windows_that_were_held_count_in_the_share_of_refused_ones():
+    """The timeline has the windows whose frames have depth."""
+    counts = {"counts.windows_refused": 50, "counts.blind_refused": 100}
+    found = advices_of(evidence(counts, rows=timeline(50))).found
+    (share,) = [one.value for one in found if one.check.problem == "Windows do not fit the scene"]
+    assert share == pytest.approx(0.5)
+
+
+def test_evidence_shows_what_is_beyond_the_limit():
+    (advice,) = advices_of(
+        evidence({"counts.processed": 100_000, "counts.blind_dark": 1004})
+    ).found
+    assert advice.evidence == "share of frames that are dark: 1.004 % (limit: at most 1 %)"
+    rows = timeline(gap_s=18_000.0)
+    (advice,) = advices_of(evidence(rows=rows)).found
+    assert "180\N{NARROW NO-BREAK SPACE}000 (limit" in advice.evidence
+
+
 def test_a_calibration_that_the_network_contradicts_is_advised():
     for ratio in (1.5, 0.6):
         assert problems(rows=timeline(focal_ratio=ratio)) == ["The calibration may be wrong"]
@@ -128,7 +181,8 @@ def test_a_scene_in_pieces_is_advised():
 
 def test_every_check_has_a_case():
     own = {"There are no metres", "Views have little baseline", "The scene is in pieces",
-           "Frames are missing in the recording", "The calibration may be wrong"}  # fmt: skip
+           "Frames are missing in the recording", "Frames are missing now and then",
+           "The calibration may be wrong"}  # fmt: skip
     assert {check.problem for check in CHECKS} == set(CASES) | own
 
 

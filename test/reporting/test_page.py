@@ -274,6 +274,25 @@ def test_keyframes_of_a_run_that_did_not_end_are_shown(output, tmp_path):
     assert len(page.named("img")) >= 3
 
 
+def test_of_a_declared_scale_the_factor_is_shown(copied):
+    report = json.loads((copied / "report.json").read_text())
+    report["scale"] = {"source": "fixed", "metres_per_unit": 1.0, "sigma": 0.0}
+    report["parameters"]["scale.factor"] = 2.5
+    (copied / "report.json").write_text(json.dumps(report))
+    said = page_of(copied).text
+    assert "scale.factor: metres per unit of the first window 2.5" in said
+    assert "metres per unit of the scene, last window 1 " in said
+
+
+def test_figures_of_all_cameras_are_called_so(copied):
+    assert "Of all cameras together:" not in page_of(copied).text
+    report = json.loads((copied / "report.json").read_text())
+    report["scenes"].append("_right")
+    (copied / "report.json").write_text(json.dumps(report))
+    shutil.copy(copied / "timeline.json", copied / "timeline_right.json")
+    assert page_of(copied).text.count("Of all cameras together:") == 1
+
+
 def test_scenes_of_an_earlier_run_in_the_folder_are_left_out(copied):
     alone = page_of(copied)
     shutil.copytree(copied / "scene", copied / "scene_right")

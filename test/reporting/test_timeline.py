@@ -47,6 +47,14 @@ def test_fewer_bins_have_the_same_sums():
     assert coarser(rows, 101) is rows
 
 
+def test_a_file_of_more_bins_than_are_written_is_refused(tmp_path):
+    path = tmp_path / "timeline.json"
+    columns = {"first_ns": [0] * (MOST_BINS + 1)}
+    path.write_text(json.dumps({"version": timeline.VERSION, "columns": columns}))
+    with pytest.raises(TimelineError, match="more than 2000 bins"):
+        read_timeline(path, {})
+
+
 @pytest.mark.slow
 def test_sums_stay_exact_however_long_the_stream_is(tmp_path):
     count = 10_001

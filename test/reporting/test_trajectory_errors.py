@@ -96,6 +96,7 @@ def test_a_camera_that_stands_has_no_drift():
     poses = np.tile(np.eye(4), (5, 1, 1))
     errors = trajectory_errors(poses, poses, metric=True)
     assert errors.path_m == 0
+    assert not errors.moves
     assert all(np.isnan(one.percent) and one.pairs == 0 for one in errors.sim3.drift)
 
 

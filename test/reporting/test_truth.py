@@ -12,7 +12,11 @@ from da3_ros.mapping.scene import Scene
 from da3_ros.mapping.trajectory import Pose, Poses
 from da3_ros.recordings.true_poses import TruePoses
 from da3_ros.reporting import truth as module
-from da3_ros.reporting.run_files import KeptScene
+from da3_ros.reporting.advice import Evidence, advices_of
+from da3_ros.reporting.figures import Figures
+from da3_ros.reporting.gathered import Gathered, ShownScene
+from da3_ros.reporting.run_files import KeptScene, Run
+from da3_ros.reporting.sections_of_scene import scene_sections
 from da3_ros.reporting.timeline import ROW
 from da3_ros.reporting.truth import FILE, MAP, compared
 from da3_ros.synthetic import SyntheticCamera
@@ -144,3 +148,19 @@ def test_what_cannot_be_compared_is_one_line(two_cameras, tmp_path, capsys, more
     assert why in said.err
     assert said.err.count("\n") == 1
     assert (out / "report.html").exists() == (code == 3)
+
+
+def test_of_a_camera_that_stands_neither_drift_nor_scale_is_said():
+    """A page whose truth does not move."""
+    standing = np.tile(np.eye(4), (COUNT, 1, 1))
+    found = compared(kept_of(STAMPS, poses()), TruePoses(STAMPS, standing))
+    one = ShownScene(kept_of(STAMPS, poses()), [], [], found, int(STAMPS[0]), 1)
+    run = Run("run", Figures({}), Figures({}), [one.kept])
+    evidence = Evidence(run, [])
+    page = Gathered(run, [one], evidence, advices_of(evidence), draws=False)
+    (content,) = [list(c) for name, _, c in scene_sections(page, one) if name == "truth"]
+    said = " ".join(content)
+    assert "The true camera stands: neither drift nor the scale of the fit is known." in said
+    assert "drift over" not in said
+    assert "scale of the fit<" not in said
+    assert "on a line" not in said

@@ -149,7 +149,8 @@ class ColmapModel(Layout):
             w, x, y, z, *position = numbers(one.pose, 7)
             return stamp_ns, invert_pose(pose_of(position, (x, y, z, w)))
 
-        return read_poses(model[0], ((i, one.name) for i, (_, one) in enumerate(stamped)), read)
+        names = ((i, one.name) for i, (_, one) in enumerate(stamped))
+        return read_poses(model[0] / f"images{model[1]}", names, read, images=True)
 
 
 _Model = tuple[Path, str]  # folder of a model, and the suffix of its files

@@ -105,20 +105,25 @@ def pose_of_matrix(values: Sequence[float]) -> Array:
 
 
 def read_poses(
-    path: Path, lines: Iterable[Row], read: Callable[[Row], tuple[int, Pose]]
-) -> Iterator[tuple[int, Pose]]:
+    path: Path, lines: Iterable[Row], read: Callable[[Row], tuple[int, Pose]], *,
+    images: bool = False,
+) -> Iterator[tuple[int, Pose]]:  # fmt: skip
     """Yields what ``read`` makes of lines of ``path``: stamp in ns and pose.
 
-    Lines for which it raises ValueError are left out with one warning.
+    Lines for which it raises ValueError are left out with one warning. images: whether a line is
+    the name of an image.
     """
+    kind = "image" if images else "line"
     bad: list[str] = []
     for line in lines:
         try:
             yield read(line)
         except ValueError as error:
-            bad.append(f"line {line[0]}: {error}")
+            bad.append(f"{kind} {line[1] if images else line[0]}: {error}")
     if bad:
-        log.warning("%s: %d lines without a pose are left out (%s)", path.name, len(bad), bad[0])
+        log.warning(
+            "%s: %d %ss without a pose are left out (%s)", path.name, len(bad), kind, bad[0]
+        )
 
 
 def tum_poses(path: Path) -> Iterator[tuple[int, Array]]:
