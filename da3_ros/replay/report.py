@@ -47,7 +47,7 @@ def write_report(
     scene = pipeline.scene()
     report = {
         "da3_ros": __version__,
-        "input": options.input.name or options.input.resolve().name,
+        "input": options.name,
         "camera": recording.camera,
         "options": options.of_results(),
         "resumed": None if options.resume is None else options.resume.name,

@@ -72,6 +72,12 @@ class ReplayOptions:
     resume: Path | None = None  # a saved scene, or the output of an earlier replay, to continue
     go_on: bool = False  # continue the interrupted replay in ``output``, if there is one
 
+    @property
+    def name(self) -> str:
+        """The name of the recording, also of ``.`` and ``..``."""
+        given = self.input.name
+        return given if given not in ("", "..") else self.input.resolve().name
+
     def of_results(self) -> dict[str, Any]:
         """Returns by name what the results depend on, beside input and scene to resume."""
         others = ("input", "output", "plan", "resume", "go_on", "report")

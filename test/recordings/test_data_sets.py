@@ -1,6 +1,7 @@
 """Rendered walks written as public data sets, and read as recordings with their true poses."""
 
 import shutil
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -588,6 +589,25 @@ def test_a_fleet_finds_each_data_set_once(tmp_path, walk, kept):
     found = [str(p.relative_to(tmp_path)) for p in find_recordings(tmp_path, lambda _: False)]
     names = ["7-scenes", "colmap", "drive/sequences/03", "euroc", "scannet", "tum"]
     assert found == names
+
+
+def test_a_data_set_is_named_from_within_its_folder(tmp_path, walk, monkeypatch):
+    folder = written(tmp_path / "walk-01", "euroc", walk)
+    monkeypatch.chdir(folder)
+    assert opened(Path())[0].describe().startswith(f"{folder.name}: EuRoC (ASL)")
+
+
+def test_an_image_of_a_model_without_a_pose_is_named(tmp_path, walk, caplog):
+    folder = written(tmp_path, "colmap", walk)
+    (file,) = folder.rglob("images.txt")
+    lines = file.read_text().splitlines()
+    at = next(k for k, line in enumerate(lines) if line[:1].isdigit())
+    number, *_, camera, name = lines[at].split()
+    lines[at] = f"{number} 0 0 0 0 0 0 0 {camera} {name}"
+    file.write_text("\n".join(lines) + "\n")
+    assert len(read_true_poses(folder).stamps_ns) == FRAMES - 1
+    said = f"images.txt: 1 images without a pose are left out (image {name}: the quaternion is"
+    assert said in caplog.text
 
 
 # A layout from outside

@@ -18,7 +18,7 @@ from da3_ros.messages import build
 from da3_ros.messages.build import RosbagsLibrary
 from da3_ros.recordings import RecordingError, open_recording
 from da3_ros.recordings.base import FrameSelection, in_stamp_order
-from da3_ros.recordings.folder import stamps_of
+from da3_ros.recordings.folder import natural_order, stamps_of
 from da3_ros.recordings.writer import BagFolderWriter, BagWriter
 from da3_ros.types import Calibration
 
@@ -667,6 +667,11 @@ def write_images(folder, names):
     for i, name in enumerate(names):
         cv2.imwrite(str(folder / name), picture(i)[..., ::-1])
     return folder
+
+
+def test_digits_that_are_no_decimal_ones_have_an_order():
+    names = ["10.png", "1\u00b22.png", "2.png"]
+    assert sorted(names, key=natural_order) == ["1\u00b22.png", "2.png", "10.png"]
 
 
 def test_image_folder_in_natural_order_with_calibration(tmp_path):

@@ -1,6 +1,7 @@
 """Replay of a data set: its own stamps and calibration, and nothing of its truth."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,6 +38,13 @@ def replayed(camera, tmp_path):
         return folder, options.output
 
     return run
+
+
+def test_the_folder_that_one_is_in_has_its_name(tmp_path, monkeypatch):
+    (tmp_path / "V1_01" / "mav0").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "V1_01" / "mav0")
+    names = [ReplayOptions(Path(path), tmp_path).name for path in (".", "..", "../../V1_01")]
+    assert names == ["mav0", "V1_01", "V1_01"]
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Replay of a bag with two cameras: the same groups as live, the same bytes every run."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +105,7 @@ def test_independent_cameras_have_files_and_topics_of_their_own(rig, bag, tmp_pa
     for name, kind in pairs:
         assert {f"{name}.{kind}", f"{name}_left.{kind}"} <= set(summary.files)
     assert summary.counts["processed"] == 2 * FRAMES
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["scenes"] == ["", "_left"]
     for name in NAMES:
         windows = messages(tmp_path / "out", f"/da3/{name}/window")
         assert {f.camera for w in windows for f in w.frames} == {name}
