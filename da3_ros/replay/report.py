@@ -48,6 +48,7 @@ def write_report(
     report = {
         "da3_ros": __version__,
         "input": options.name,
+        "recording": recording.describe().splitlines(),
         "camera": recording.camera,
         "options": options.of_results(),
         "resumed": None if options.resume is None else options.resume.name,

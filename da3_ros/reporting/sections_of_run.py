@@ -87,6 +87,8 @@ def better(advices: Advices) -> Iterator[str]:
 def recorded(g: Gathered) -> Iterator[str]:
     """What was recorded and lost, and why."""
     report = g.run.report
+    for line in report.texts("recording")[:MOST_NAMED]:
+        yield html.paragraph(line[: html.LONGEST], "dim")
     if stopped := report.text("stopped_at"):
         yield html.paragraph(f"Reading stopped early: {stopped}")
     if rows := list(_counts(g.run)):

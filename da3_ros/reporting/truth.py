@@ -33,7 +33,9 @@ class Compared:
     @property
     def unmet(self) -> str:
         """Why nothing could be compared, in a line; empty: something was."""
-        return "" if self.errors else " ".join(self.problems)
+        if self.errors or not self.problems:
+            return ""
+        return next((one for one in self.problems if one.startswith(MAP)), self.problems[0])
 
     def true_lines(self, begin_ns: int) -> list[Line]:
         """Returns the true path, fitted to the map, within the time of the compared poses."""

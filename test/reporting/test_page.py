@@ -132,6 +132,8 @@ def test_a_replay_writes_a_page_that_needs_nothing_else(output):
 def test_a_page_says_what_the_run_was(output):
     page = Page((output / "report.html").read_text())
     assert "10 frames processed" in page.text
+    assert "* /camera/image_raw" in page.text
+    assert "calibration: /camera/camera_info" in page.text
     for title in ("What to do better next time", "What was recorded, and what was lost",
                   "Trajectory", "Keyframes", "Tracks and reprojection error", "Scale",
                   "Loops and components", "Time and memory of this run", "Settings"):  # fmt: skip
@@ -161,6 +163,7 @@ def test_texts_of_a_recording_are_only_texts(copied):
     report |= {"input": EVIL, "camera": EVIL, "stopped_at": EVIL, "bad_images": [EVIL] * 200}
     report["counts"] |= {f"dropped_{EVIL}": 1, f"blind_{EVIL}": 2}
     report["parameters"][EVIL] = EVIL
+    report["recording"] = [EVIL, 5]
     report["scenes"].append("_<b>&x")
     report["refinement"]["focal_source"] = {EVIL: EVIL}
     (copied / "report.json").write_text(json.dumps(report))

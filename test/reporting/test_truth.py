@@ -4,21 +4,23 @@ import json
 
 import numpy as np
 import pytest
-from support.sequence_writers import write_euroc
+from scipy.spatial.transform import Rotation
+from support.sequence_writers import write_euroc, write_seven_scenes
 
 from da3_ros.cli import main
 from da3_ros.export.tum import tum_line
+from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.scene import Scene
 from da3_ros.mapping.trajectory import Pose, Poses
 from da3_ros.recordings.true_poses import TruePoses
 from da3_ros.reporting import truth as module
 from da3_ros.reporting.advice import Evidence, advices_of
 from da3_ros.reporting.figures import Figures
-from da3_ros.reporting.gathered import Gathered, ShownScene
+from da3_ros.reporting.gathered import Gathered, ShownScene, gathered
 from da3_ros.reporting.run_files import KeptScene, Run
 from da3_ros.reporting.sections_of_scene import scene_sections
 from da3_ros.reporting.timeline import ROW
-from da3_ros.reporting.truth import FILE, MAP, compared
+from da3_ros.reporting.truth import FILE, MAP, compared, read_trajectory
 from da3_ros.synthetic import SyntheticCamera
 
 S = 1_000_000_000
@@ -34,12 +36,13 @@ def poses(seed=0):
     return T
 
 
-def kept_of(stamps, T, **more):
+def kept_of(stamps, T, components=1, **more):
     table = Poses.of([
         Pose(int(stamp), pose, np.eye(3), (2, 2), keyframe=True)
         for stamp, pose in zip(stamps, T, strict=True)
     ])  # fmt: skip
-    scene = Scene((), table, component_of={0: 0})
+    table.rows["submap"] = np.repeat(np.arange(components), len(stamps) // components)
+    scene = Scene((), table, component_of={id: id for id in range(components)})
     return KeptScene("", scene, metric=True, **more)
 
 
@@ -85,6 +88,37 @@ def test_of_a_resumed_scene_with_times_the_earlier_recording_is_left_out():
     assert compared(kept, truth, resumed=True).errors[MAP].poses == COUNT
 
 
+def test_poses_of_components_without_a_known_pose_are_left_out():
+    T = poses()
+    T[COUNT // 2 :, 0, 3] += 9
+    kept = kept_of(STAMPS, T, components=2)
+    found = compared(kept, TruePoses(STAMPS, poses()))
+    assert found.errors[MAP].poses == COUNT // 2
+    assert found.errors[MAP].sim3.ate_m == pytest.approx(0, abs=1e-9)
+    assert found.problems == ["6 poses of components without a known pose are left out."]
+
+
+def test_of_a_trajectory_file_the_first_component_is_compared(tmp_path):
+    file = tmp_path / "trajectory.tum"
+    lines = [tum_line(int(s), T) for s, T in zip(STAMPS, poses(), strict=True)]
+    file.write_text("".join([*lines[:5], "# component 1\n", *lines[5:]]))
+    stamps, found = read_trajectory(file)
+    np.testing.assert_array_equal(stamps, STAMPS[:5])
+    np.testing.assert_allclose(found, poses()[:5], atol=1e-6)
+
+
+def test_the_true_path_is_drawn_in_the_map_within_the_time_of_the_poses():
+    away = Similarity(2.0, Rotation.from_rotvec([0, 0.4, 1]).as_matrix(), np.array([5.0, 0, 1]))
+    before = STAMPS[0] + np.arange(-5, 0) * S // 10
+    T = np.array([away.pose(one) for one in np.concatenate((poses()[:5], poses()))])
+    found = compared(kept_of(STAMPS, poses()), TruePoses(np.concatenate((before, STAMPS)), T))
+    (line,) = found.true_lines(int(STAMPS[0]) - S)
+    assert line.points.shape == (COUNT, 3)
+    assert line.seconds[0] == pytest.approx(1)
+    fit = found.errors[MAP].se3.T_truth_map
+    np.testing.assert_allclose(fit.points(line.points), T[5:, :3, 3], atol=1e-9)
+
+
 def test_a_trajectory_file_that_is_too_large_is_named(tmp_path, monkeypatch):
     file = tmp_path / "trajectory.tum"
     file.write_text("".join(tum_line(int(s), T) for s, T in zip(STAMPS, poses(), strict=True)))
@@ -112,6 +146,19 @@ def replayed(folder, report):
     (folder / "out").mkdir()
     (folder / "out" / "report.json").write_text(json.dumps(report))
     return folder / "out"
+
+
+@pytest.mark.parametrize("rate_hz", [20.0, None])
+def test_the_truth_has_the_rate_of_the_replay_and_is_of_the_first_scene(tmp_path, rate_hz):
+    camera = SyntheticCamera(seed=3, size=(56, 42), frames=4)
+    write_seven_scenes(tmp_path / "seq-01", camera, list(camera))
+    report = {"camera": "color", "options": {"rate_hz": rate_hz}, "scenes": ["", "_right"]}
+    out = replayed(tmp_path, report)
+    for name in ("timeline.json", "timeline_right.json"):
+        (out / name).write_text("{}")
+    first, second = (one.compared for one in gathered(out, tmp_path / "seq-01").scenes)
+    assert np.diff(first.truth.stamps_ns).tolist() == [S // (rate_hz or 10)] * 3
+    assert second is None
 
 
 @pytest.mark.parametrize(
