@@ -8,8 +8,10 @@ import pytest
 from da3_ros.mapping.scene import Scene
 from da3_ros.mapping.trajectory import Pose, Poses
 from da3_ros.reporting.course import MOST_COMPONENTS, lines_of
-from da3_ros.reporting.plots import Line, Spread, frames_plot, thinned, top_view
-from da3_ros.reporting.timeline import ROW
+from da3_ros.reporting.gathered import ShownScene
+from da3_ros.reporting.plots import Line, frames_plot, thinned
+from da3_ros.reporting.run_files import KeptScene
+from da3_ros.reporting.timeline import MOST_BINS, ROW
 
 S = 1_000_000_000
 
@@ -64,17 +66,6 @@ def test_a_long_line_keeps_its_ends_and_gaps():
 
 
 @pytest.mark.slow
-def test_labels_of_the_view_from_above_are_inside():
-    """A path far from square, whose limits the equal axes widen."""
-    points = np.column_stack((np.linspace(0, 50_000, 50), np.linspace(0, 8, 50), np.zeros(50)))
-    line = Line("path", points, points[:, 0], "#030301")
-    svg = top_view([line], Spread(points[:3], points[:3, 0], np.ones((3, 3))), "units")
-    label = re.search(r' x="([\d.-]+)"[^>]*>y, left at the start', svg)
-    assert float(label[1]) > 8  # its height
-    assert "± 1 standard deviation" in svg
-
-
-@pytest.mark.slow
 def test_times_without_frames_stay_empty():
     rows = np.zeros(60, ROW)
     rows["first_ns"] = rows["last_ns"] = S + np.arange(60) * S // 10
@@ -89,3 +80,18 @@ def test_times_without_frames_stay_empty():
         rows[name][20:] += 30 * S
         rows[name][40:] += S
     assert pieces() == 3
+
+
+@pytest.mark.parametrize(("scenes", "most"), [(1, 2000), (8, 250), (100, 100)])
+def test_scenes_share_the_size_of_a_page(scenes, most):
+    rows = np.zeros(MOST_BINS, ROW)
+    rows["frames"] = 1
+    one = ShownScene(KeptScene("", timeline=rows), [], [], None, 0, scenes)
+    assert one.most_points == most
+    assert most / 2 < len(one.drawn_timeline) <= most
+    assert one.drawn_timeline["frames"].sum() == MOST_BINS
+
+
+def test_one_bin_is_no_timeline_to_draw():
+    one = ShownScene(KeptScene("", timeline=np.zeros(1, ROW)), [], [], None, 0, 1)
+    assert one.drawn_timeline is None
