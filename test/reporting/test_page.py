@@ -277,6 +277,7 @@ def test_keyframes_of_a_run_that_did_not_end_are_shown(output, tmp_path):
     assert len(page.named("img")) >= 3
 
 
+@pytest.mark.usefixtures("_without_matplotlib")
 def test_of_a_declared_scale_the_factor_is_shown(copied):
     report = json.loads((copied / "report.json").read_text())
     report["scale"] = {"source": "fixed", "metres_per_unit": 1.0, "sigma": 0.0}
@@ -287,6 +288,7 @@ def test_of_a_declared_scale_the_factor_is_shown(copied):
     assert "metres per unit of the scene, last window 1 " in said
 
 
+@pytest.mark.usefixtures("_without_matplotlib")
 def test_figures_of_all_cameras_are_called_so(copied):
     assert "Of all cameras together:" not in page_of(copied).text
     report = json.loads((copied / "report.json").read_text())
@@ -296,6 +298,7 @@ def test_figures_of_all_cameras_are_called_so(copied):
     assert page_of(copied).text.count("Of all cameras together:") == 1
 
 
+@pytest.mark.usefixtures("_without_matplotlib")
 def test_scenes_of_an_earlier_run_in_the_folder_are_left_out(copied):
     alone = page_of(copied)
     shutil.copytree(copied / "scene", copied / "scene_right")
@@ -306,6 +309,7 @@ def test_scenes_of_an_earlier_run_in_the_folder_are_left_out(copied):
     assert "Trajectory: right" in page_of(copied).text
 
 
+@pytest.mark.usefixtures("_without_matplotlib")
 def test_of_few_known_figures_none_says_that_all_is_well(copied):
     """As a killed replay leaves its folder, with a scene of which no figure is beyond a limit."""
     for file in copied.iterdir():
