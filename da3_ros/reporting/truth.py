@@ -75,7 +75,12 @@ def compared(kept: KeptScene, truth: TruePoses, *, resumed: bool = False) -> Com
         out.problems.append(
             f"{int((~own).sum())} poses of components without a known pose are left out."
         )
-    _compare(out, MAP, stamps[own], poses[own], kept, resumed)
+    if resumed:  # over all components: the new recording may be in one of its own
+        own &= _of_newest_recording(stamps, kept)
+        if not own.any():
+            out.problems.append("No pose of the new recording is known in the map.")
+            return out
+    _compare(out, MAP, stamps[own], poses[own], kept)
     if kept.trajectory is None:
         return out
     if kept.trajectory.stat().st_size > MAX_BYTES:
@@ -84,17 +89,13 @@ def compared(kept: KeptScene, truth: TruePoses, *, resumed: bool = False) -> Com
         )
         return out
     stamps, poses = read_trajectory(kept.trajectory)
-    if len(stamps):
-        _compare(out, FILE, stamps, poses, kept, resumed)
+    newest = _of_newest_recording(stamps, kept) if resumed else np.ones(len(stamps), bool)
+    if newest.any():
+        _compare(out, FILE, stamps[newest], poses[newest], kept)
     return out
 
 
-def _compare(
-    out: Compared, name: str, stamps: Array, poses: Array, kept: KeptScene, resumed: bool
-) -> None:
-    if resumed:
-        newest = _of_newest_recording(stamps, kept)
-        stamps, poses = stamps[newest], poses[newest]
+def _compare(out: Compared, name: str, stamps: Array, poses: Array, kept: KeptScene) -> None:
     known, true = out.truth.at(stamps)
     try:
         errors = trajectory_errors(poses[known], true, metric=kept.metric and out.truth.metric)

@@ -70,6 +70,14 @@ def test_true_poses_of_another_clock_say_both_times_and_a_remedy():
     )
 
 
+def test_a_scene_whose_poses_are_all_unknown_is_said():
+    scene = Scene((), kept_of(STAMPS, poses()).scene.poses, component_of={0: 3})
+    found = compared(KeptScene("", scene, metric=True), TruePoses(STAMPS, poses()))
+    assert found.unmet.endswith(
+        "0 poses have a true one: at least 3 are needed. There are no poses."
+    )
+
+
 def test_of_a_resumed_scene_only_this_recording_is_compared():
     """Stamps of recordings without times begin anew, so that both have the same."""
     stamps, T = np.tile(STAMPS, 2), np.concatenate((poses(seed=5), poses()))
@@ -79,6 +87,13 @@ def test_of_a_resumed_scene_only_this_recording_is_compared():
     found = compared(kept, TruePoses(STAMPS, poses()), resumed=True).errors[MAP]
     assert found.poses == COUNT
     assert found.sim3.ate_m == pytest.approx(0, abs=1e-9)
+
+
+def test_of_a_resumed_scene_whose_new_part_is_not_placed_nothing_is_compared():
+    kept = kept_of(np.tile(STAMPS, 2), np.tile(poses(), (2, 1, 1)), 2, timeline=timeline(STAMPS))
+    found = compared(kept, TruePoses(STAMPS, poses()), resumed=True)
+    assert not found.errors
+    assert found.problems[-1] == "No pose of the new recording is known in the map."
 
 
 def test_of_a_resumed_scene_with_times_the_earlier_recording_is_left_out():
