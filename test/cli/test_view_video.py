@@ -58,7 +58,7 @@ def test_a_video_shows_the_scene_moving(scene, tmp_path, capsys, way):
         ("", ["--video", "a.mp4", "--size", "161x120"], 2, "even sides"),
         ("", ["--video", "a.mp4", "--size", "9000x120"], 2, "at most 4096"),
         ("", ["--video", "a.mp4", "--fps", "0"], 2, "give 1 to"),
-        ("", ["--video", "a.mp4", "--seconds", "nan"], 2, "give up to"),
+        ("", ["--video", "a.mp4", "--seconds", "nan"], 2, "to 3600"),
         ("", ["--video", "a.mp4", "--from", "top"], 2, "give --orbit"),
         ("", ["--video", "a.mp4", "--tracks"], 2, "--tracks: --video is for scenes"),
         ("", ["--output", "a.png", "--orbit"], 2, "give --video"),

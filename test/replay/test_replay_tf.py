@@ -152,6 +152,32 @@ def test_without_metres_the_map_is_not_that_of_the_robot(tmp_path, camera):
 
 
 @pytest.mark.slow
+def test_cameras_on_a_robot_that_knows_its_way_share_its_transforms(tmp_path):
+    lib, walk = RosbagsLibrary(), {"seed": 2, "size": SIZE, "walk": "straight", "frames": FRAMES}
+    rig = {
+        name: SyntheticCamera(mount=rig_mount(i, 0.2, -30), **walk)
+        for i, name in enumerate(("front", "left"))
+    }
+    with BagFolderWriter(tmp_path / "bag", lib, "mcap") as bag:
+        for number, pair in enumerate(zip(*rig.values(), strict=True)):
+            stamp, base = pair[0].stamp_ns, base_below(pair[0].T_room_camera)
+            mounts = []
+            for (name, camera), f in zip(rig.items(), pair, strict=True):
+                optical = f"{name}_optical"
+                info = build.calibration_message(lib, stamp, optical, camera.calibration)
+                bag.write(f"/{name}/camera_info", "sensor_msgs/msg/CameraInfo", info, stamp)
+                image = build.image(lib, stamp, optical, f.image)
+                bag.write(f"/{name}/image_raw", "sensor_msgs/msg/Image", image, stamp)
+                mounts.append((stamp, "mast", optical, invert_pose(base) @ f.T_room_camera))
+            if number == 0:
+                mounts.append((stamp, "base_link", "mast", np.eye(4)))
+                bag.write("/tf_static", TF, build.tf(lib, mounts), stamp)
+            bag.write("/tf", TF, build.tf(lib, [(stamp, "odom", "base_link", base)]), stamp)
+    values = {"cameras": ["front", "left"], **ROBOT}
+    assert lost(run(tmp_path / "bag", tmp_path / "out", rig, **values), "/da3/front/rgb") == set()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "alone"), [("joint", ()), ("independent", ("left/map", "left/odom", "left_optical"))]
 )
