@@ -14,6 +14,7 @@ from da3_ros.types import TrackedFrame
 
 NAME = "video.mp4"
 MOST_POINTS, MOST_POSES = 60_000, 5_000  # of the map that is drawn
+POSES_PER_WINDOW = 2_000  # of the path, for each window that passes between two drawings of it
 
 
 class ReplayVideo:
@@ -24,13 +25,17 @@ class ReplayVideo:
         OSError."""
         self.spill = PictureSpill(path, written)
         self._sheet = VideoSheet(config)
-        self._window = -1  # whose map is shown
+        self._window = -1  # the newest one
+        self._waited = 0  # windows since the map was drawn
 
     def add(self, frame: TrackedFrame, pipeline: Pipeline) -> None:
         """Draw the next delivered frame of a pipeline. Raises OSError."""
         scene = None
         if frame.window.id != self._window:
-            self._window, scene = frame.window.id, _shown(pipeline)
+            self._window, self._waited = frame.window.id, self._waited + 1
+            # The cost of a map grows with its path: a longer one is drawn less often.
+            if self._waited > len(pipeline.map.table.path) // POSES_PER_WINDOW:
+                self._waited, scene = 0, _shown(pipeline)
         picture = self._sheet.picture(frame, scene, pipeline.scene_map.T_ros_map)
         self.spill.add(frame.stamp_ns, picture)
 

@@ -40,6 +40,19 @@ SUFFIXES = (".mcap", ".glb", ".ply", ".tum", ".json", ".npz", ".png", ".html", "
 OPTIONAL = ("tracks.npz", "contact_sheet.png", "cloud.png", "report.html", "video.mp4")
 
 
+def _drawings(output: Path) -> list[str]:
+    """Returns the names of files that not every replay writes: of one scene, and of the cameras
+    that the older replay in ``output`` names."""
+    try:
+        cameras = json.loads((output / "report.json").read_text())["parameters"]["cameras"]
+        suffixes = ["", *(f"_{str(camera).replace('/', '_')}" for camera in cameras)]
+    except (OSError, ValueError, LookupError, TypeError):  # no replay of ours
+        suffixes = [""]
+    return [
+        f"{Path(name).stem}{suffix}{Path(name).suffix}" for name in OPTIONAL for suffix in suffixes
+    ]
+
+
 class OutputError(RuntimeError):
     """An output folder that cannot be used; one line."""
 
@@ -92,7 +105,7 @@ class WorkFolder:
         """
         finished = self.finished
         assert finished is not None
-        for name in OPTIONAL:
+        for name in _drawings(output):
             if (output / name).is_file() and name not in finished["files"]:
                 (output / name).unlink()
         for file in sorted(f for f in self.path.iterdir() if self._is_result(f)):

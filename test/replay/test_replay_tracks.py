@@ -1,6 +1,7 @@
 """The tracks of a replay: kept, written, drawn."""
 
 import dataclasses
+import json
 
 import cv2
 import numpy as np
@@ -95,9 +96,14 @@ def test_without_refined_windows_there_is_no_file_and_the_command_says_why(
     output = tmp_path / "out"
     output.mkdir()
     (output / "tracks.npz").write_bytes(b"of an older replay")
+    older = {"parameters": {"cameras": ["left"]}}
+    (output / "report.json").write_text(json.dumps(older))
+    for name in ("video.mp4", "video_left.mp4", "video_mine.mp4"):
+        (output / name).write_bytes(b"of an older replay, or the user's")
     (output / "tracks.txt").write_bytes(b"of the user")
     summary = run(camera, bag, output, "refinement.enabled:=false")
     assert "tracks.npz" not in summary.files
+    assert [p.name for p in sorted(output.glob("video*"))] == ["video_mine.mp4"]
     assert (output / "tracks.txt").exists()
     target = tmp_path / "a.png"
     assert main(["view", str(output), "--tracks", "--output", str(target)]) == 1
