@@ -1,6 +1,7 @@
 """`da3_ros replay --video`: what it shows, and that an interrupted one goes on."""
 
 import contextlib
+import sys
 from fractions import Fraction
 
 import cv2
@@ -15,7 +16,7 @@ from da3_ros.drawing.video_sheet import TITLE
 from da3_ros.recordings.synthetic_bag import write_synthetic_bag
 from da3_ros.replay import checkpoint
 from da3_ros.replay.picture_spill import PictureSpill
-from da3_ros.replay.results import ReplayOptions
+from da3_ros.replay.results import ReplayError, ReplayOptions
 from da3_ros.replay.run import replay
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.rig import rig_mount
@@ -170,3 +171,11 @@ def test_frames_without_poses_are_shown_beside_an_empty_map(tmp_path, bag, camer
     for picture in pictures:
         assert np.abs(cell(picture, 1, 1) - BACKGROUND).mean() < 2
         assert cell(picture, 0, 1).max() > 100
+
+
+def test_without_an_encoder_a_replay_says_so_before_it_begins(bag, camera, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "av", None)
+    options = ReplayOptions(bag, tmp_path / "out", video=True)
+    with pytest.raises(ReplayError, match="pip install av"):
+        replay(options, load_config(None, QUICK), TruthSession(camera))
+    assert not (tmp_path / "out").exists()
