@@ -7,7 +7,7 @@ import urllib.request
 
 import pytest
 from support.scenes import full_store
-from viewer.test_server import free_port
+from support.viewers import free_port
 
 from da3_ros.export.scene_file import save_scene
 

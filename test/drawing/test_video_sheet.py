@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from viewer.test_server import tracked
+from support.viewers import tracked
 
 from da3_ros.config import DepthConfig
 from da3_ros.drawing.video_sheet import FOLLOWS, VideoSheet

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from viewer.test_server import tracked
+from support.viewers import tracked
 
 from da3_ros.config import COLOR_MAPS, config_from_parameters
 from da3_ros.drawing.colormaps import colorize_confidence, colorize_depth

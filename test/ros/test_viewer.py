@@ -7,7 +7,7 @@ import pytest
 from lifecycle_msgs.msg import Transition
 from support.browser import CHROMIUM, Browser
 from support.live_node import LiveNode
-from viewer.test_server import Client, free_port
+from support.viewers import Client, free_port
 
 pytest.importorskip("viser")
 

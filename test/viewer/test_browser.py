@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.browser import CHROMIUM, Browser, wait_for
 from support.scenes import frame, store
-from viewer.test_server import OFFERED, Running, tracked
+from support.viewers import OFFERED, Running, tracked
 
 from da3_ros.geometry.poses import T_ROS_MAP
 from da3_ros.geometry.similarity import Similarity

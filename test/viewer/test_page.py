@@ -10,7 +10,7 @@ from support.scenes import frame, pose, store
 pytest.importorskip("viser")
 
 import websockets.asyncio.server as web
-from viewer.test_server import OFFERED, free_port, tracked
+from support.viewers import OFFERED, free_port, tracked
 
 from da3_ros.geometry.poses import T_ROS_MAP
 from da3_ros.geometry.similarity import Similarity

@@ -1,7 +1,6 @@
 """The viewer's server: who may talk to it, and on which port it is."""
 
 import dataclasses
-import http.client
 import json
 import signal
 import socket
@@ -11,71 +10,16 @@ import time
 import numpy as np
 import pytest
 from support.scenes import frame, store
+from support.viewers import OFFERED, Client, Running, tracked
 
 pytest.importorskip("viser")
 
-from da3_ros.config import ViewerConfig
 from da3_ros.geometry.poses import T_ROS_MAP
-from da3_ros.types import Scale, TrackedFrame, WindowReport
-from da3_ros.viewer.feed import Offered, ViewerFeed
+from da3_ros.viewer.feed import Offered
 from da3_ros.viewer.guard import is_of_page, is_own_page
 from da3_ros.viewer.wire import ViewerMessage
 
 pytestmark = pytest.mark.process
-OFFERED = Offered("a scene", ["map"], [""], (0.1, 10.0))
-
-
-def free_port():
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        return trial.getsockname()[1]
-
-
-def tracked(stamp_ns, T, camera=""):
-    """A processed frame with a red picture."""
-    image = np.zeros((48, 64, 3), np.uint8)
-    image[..., 0] = 220
-    K = np.array([[60.0, 0, 32], [0, 60, 24], [0, 0, 1]])
-    report = WindowReport(0, stamp_ns, (0,), 1, True, 0.0, 1.0, 1.0)
-    depth = np.linspace(1, 3, 48 * 64, dtype=np.float32).reshape(48, 64)
-    return TrackedFrame(
-        0, stamp_ns, "camera", camera, image, depth, np.full_like(depth, 2.0), K, T, True,
-        Scale(), report,
-    )  # fmt: skip
-
-
-class Running:
-    """A feed with its process; a context manager."""
-
-    def __init__(self, port=None, offered=OFFERED, **config):
-        exact = config.pop("exact", False)
-        self.warnings = []
-        self.config = ViewerConfig(port=port or free_port(), **config)
-        self.feed = ViewerFeed(self.config, offered, self.warnings.append, exact=exact)
-
-    def __enter__(self):
-        self.until(lambda: self.feed.url or self.feed.failure)
-        return self
-
-    def __exit__(self, *_):
-        self.feed.close()
-
-    @staticmethod
-    def until(condition, patience_s=60.0):
-        end = time.monotonic() + patience_s
-        while not condition():
-            assert time.monotonic() < end, "waited too long"
-            time.sleep(0.02)
-
-    @property
-    def port(self):
-        return int(self.feed.url.rpartition(":")[2])
-
-    def get(self, **headers):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
-        connection.request("GET", "/", headers=headers)
-        response = connection.getresponse()
-        return response.status, response.read()
 
 
 def test_pages_of_other_sites_are_told_by_their_headers():
@@ -157,30 +101,6 @@ def test_an_address_that_is_not_of_this_machine_is_refused_in_a_line():
     with Running(host="203.0.113.7") as running:
         assert running.feed.failure.startswith("203.0.113.7: ")
         assert "\n" not in running.feed.failure
-
-
-class Client:
-    """A page without a browser: speaks viser's protocol as far as counting needs it."""
-
-    def __init__(self, port):
-        import msgspec
-        import viser
-        from websockets.sync.client import connect
-
-        self.socket = connect(
-            f"ws://127.0.0.1:{port}", subprotocols=[f"viser-v{viser.__version__}"],
-            origin=f"http://127.0.0.1:{port}", max_size=None,
-        )  # fmt: skip
-        camera = {
-            "type": "ViewerCameraMessage", "wxyz": (1.0, 0.0, 0.0, 0.0),
-            "position": (3.0, 3.0, 3.0), "fov": 1.0, "near": 0.01, "far": 1000.0,
-            "image_height": 600, "image_width": 800, "look_at": (0.0, 0.0, 0.0),
-            "up_direction": (0.0, 0.0, 1.0),
-        }  # fmt: skip
-        self.socket.send(msgspec.msgpack.encode(camera))
-
-    def close(self):
-        self.socket.close()
 
 
 def test_nothing_is_read_while_nobody_looks_and_all_is_sent_to_who_comes():
