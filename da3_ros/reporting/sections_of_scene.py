@@ -222,7 +222,7 @@ def _scale(g: Gathered, one: ShownScene) -> Iterator[str]:
         yield html.table((), [
             ("source of metres", source),
             *([("scale.factor: metres per unit of the first window", factor)]
-              if source == "fixed" else []),
+              if report.number("parameters", "scale.factor") != 1.0 else []),
             ("metres per unit of the scene, last window", metres),
             ("its standard deviation", html.percent(report.number("scale", "sigma"))),
         ])  # fmt: skip

@@ -51,7 +51,7 @@ def test_the_motion_since_the_newest_shared_view_is_printed():
         )
         until_printed(window(2, [(0, 0, 0)], new=1, scale=math.nan))
         lines = re.findall(r"window \d.*", program.output())
-        assert program.stop() == 0
+        assert program.stop() == 0, program.output()
     assert lines[0] == "window 1: moved (-0.200, +0.000, +0.300) m, aligned"
     still = "window 2: moved (+0.000, +0.000, +0.000) units"
     assert lines[-1] == f"{still}, NOT aligned: the motion is extrapolated"

@@ -149,7 +149,9 @@ def runner():
 
     logged = []
     log = NodeLog(SimpleNamespace(error=logged.append))
-    stream = SimpleNamespace(step=lambda: False, finish_recording=lambda timeout_s: True)
+    stream = SimpleNamespace(
+        step=lambda: False, finish_recording=lambda timeout_s: True, close=lambda: None
+    )
     runner = StreamRunner(stream, log)
     yield runner, logged
     runner.stop(1.0, 1.0)

@@ -92,7 +92,7 @@ def test_a_node_without_the_library_says_so(monkeypatch):
         assert "the viewer needs viser" in live.da3.log.failure
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium: apt install chromium")
 def test_the_buttons_of_the_page_make_a_file_and_reset_the_map(monkeypatch, tmp_path):
     camera = camera_of()

@@ -64,6 +64,7 @@ def test_a_map_appears_grows_and_moves_with_a_loop():
         assert not browser.errors
 
 
+@pytest.mark.long
 def test_pictures_state_and_legend_are_on_the_page_of_a_phone_too():
     with Running() as running, Browser(390, 844) as browser:
         browser.open(running.feed.url)
