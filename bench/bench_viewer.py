@@ -120,8 +120,8 @@ def free_port() -> int:
 def run(variant: str, frames: list, camera: SyntheticCamera, res: int) -> dict[str, float]:
     """Runs the stream once; returns what was measured."""
     values = {
-        "process_res": res, "window.size": 5, "window.new": 2, "refinement.enabled": False, "loop.enabled": False,
-        "hold_when_blind": False, "tf.publish": "none", "max_late_s": 0.5,
+        "process_res": res, "window.size": 5, "window.new": 2, "refinement.enabled": False,
+        "loop.enabled": False, "hold_when_blind": False, "tf.publish": "none", "max_late_s": 0.5,
         "mixed_precision": "off", "viewer.port": 0 if variant == "none" else free_port(),
     }  # fmt: skip
     lib, host = RosbagsLibrary(), Host()
