@@ -49,8 +49,5 @@ if __name__ == "__main__":
         rclpy.spin(Windows())
     except (KeyboardInterrupt, ExternalShutdownException):
         pass
-    except Exception:  # Ctrl-C ends the context also while a message is being taken
-        if rclpy.ok():
-            raise
     finally:
         rclpy.try_shutdown()
