@@ -11,6 +11,7 @@ import logging
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -334,7 +335,7 @@ class SubmapStore:
         component_of = {s.id: s.component for s in self.all_submaps().values()}
         submap_poses[SETTLED], component_of[SETTLED] = IDENTITY.scaled(self.metres), REFERENCE
         submaps = tuple(self.submaps.values())
-        path = self._shown_path.poses()
+        path = self._shown_path
         return SceneView(component, submaps, self.points, path, submap_poses, component_of)
 
     def poses(self) -> Poses:
@@ -528,9 +529,14 @@ class SceneView:
     component: int  # to display; the poses of others relate to nothing in it
     submaps: Sequence[Submap]  # with points
     points: SubmapPoints
-    poses: Poses  # of the path, in the frames of their submaps
+    trajectory: Trajectory  # the path
     submap_poses: Mapping[int, Similarity]  # in the map, by id
     component_of: Mapping[int, int]  # component of each submap
+
+    @cached_property
+    def poses(self) -> Poses:
+        """All poses of the path, in the frames of their submaps; copied when they are needed."""
+        return self.trajectory.poses()
 
     def thinned(self, most: int, T_ros_map: Array) -> Scene:
         """Returns an even choice of at most ``most`` points of the component that are in memory.

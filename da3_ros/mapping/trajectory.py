@@ -175,6 +175,24 @@ class Trajectory:
         rows = _inserted(rows, stood, ends, _next_of_camera(rows["camera"])[stood])
         return Poses(rows, tuple(self._cameras), self._leaders)
 
+    def sample(self, submaps: Collection[int], most: int, keyframes: int) -> Poses:
+        """Returns an even choice of at most about ``most`` poses of the leading cameras in some
+        submaps, of ``keyframes`` keyframes among them, and the newest one.
+
+        In the frames of their submaps; without the ends of times in which a camera stood. The cost
+        of a long path is that of two of its columns.
+        """
+        rows = self._rows[: self._size]
+        # By id and one more: poses that stay in the map have -1 (``submaps.SETTLED``).
+        largest = max([-1, *submaps, int(rows["submap"].max(initial=-1))])
+        known = np.zeros(largest + 2, bool)
+        known[np.array([*submaps], int) + 1] = True
+        leads = np.isin(np.arange(len(self._cameras)), self._leaders)
+        at = np.flatnonzero(known[rows["submap"] + 1] & leads[rows["camera"]])
+        keys = at[rows["keyframe"][at]]
+        chosen = np.concatenate((_even(at, most), _even(keys, keyframes), at[-1:]))
+        return Poses(rows[np.unique(chosen)], tuple(self._cameras), self._leaders)
+
     def add(
         self, frame: LocalFrame, T_submap_camera: Array, submap: int, unit: float = 1.0
     ) -> None:
@@ -312,6 +330,11 @@ class Trajectory:
             thinned = rows[::2]
         self._size = len(thinned)
         self._rows[: self._size] = thinned
+
+
+def _even(rows: Array, most: int) -> Array:
+    """Returns every n-th of ``rows``, at most ``most``."""
+    return rows[:: max(1, -(-len(rows) // most))]
 
 
 def _motion_px(T_before: Array, T: Array, frame: LocalFrame, unit: float) -> float:

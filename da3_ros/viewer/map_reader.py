@@ -13,7 +13,6 @@ from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.scene import Scene
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.mapping.submaps import SubmapStore
-from da3_ros.mapping.trajectory import Poses
 from da3_ros.types import Array
 from da3_ros.viewer.strides import chosen_strides
 
@@ -71,8 +70,7 @@ class MapReader:
         first."""
         view = store.view
         ids = [id for id, component in view.component_of.items() if component == view.component]
-        chosen = _path(view.poses, ids)  # before it is moved: the cost is that of what is shown
-        path = chosen.moved(view.submap_poses)
+        path = view.trajectory.sample(ids, MAX_PATH, MAX_KEYFRAMES).moved(view.submap_poses)
         own = [s for s in view.submaps if s.component == view.component]
         shown = [s for s in own if store.points.is_in_memory(s) and store.points.point_count(s)]
         # The disk has the others: what the viewer got of them stays.
@@ -118,22 +116,9 @@ class MapReader:
         return out, True
 
 
-def _path(poses: Poses, submaps: list[int]) -> Poses:
-    """Returns an even choice of the path of some submaps, and of the keyframes on it."""
-    leading = poses.leading()
-    rows = np.flatnonzero(np.isin(leading.rows["submap"], submaps))
-    keyframes = rows[leading.rows["keyframe"][rows]]
-    chosen = np.concatenate((_even(rows, MAX_PATH), _even(keyframes, MAX_KEYFRAMES), rows[-1:]))
-    return leading.take(np.unique(chosen))
-
-
 def _steps(distances: Array) -> Array:
     """Returns distances in steps, so that a trembling camera does not change what is nearest."""
     return np.asarray(np.round(STEPS * np.log2(np.maximum(distances, 1e-3))))
-
-
-def _even(rows: Array, most: int) -> Array:
-    return rows[:: max(1, -(-len(rows) // most))]
 
 
 def _loops(store: SubmapStore, poses: Mapping[int, Similarity], shown: set[int]) -> Array:

@@ -7,7 +7,7 @@ import pytest
 from support.scenes import frame, full_store, pose, store
 
 from da3_ros.geometry.poses import T_ROS_MAP
-from da3_ros.geometry.similarity import Similarity
+from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.mapping.graph_solution import Correction
 from da3_ros.mapping.pose_graph import Edge
 from da3_ros.viewer import map_reader
@@ -169,6 +169,23 @@ def test_a_long_path_is_thinned_and_ends_at_the_newest_pose():
     assert len(rows) < 1.1 * MAX_PATH
     assert rows["stamp_ns"][-1] == held.newest_stamp_ns
     assert rows["keyframe"].sum() >= 8
+
+
+def test_a_sample_of_the_path_is_that_of_its_poses():
+    held = full_store()
+    for i in range(300):
+        held.add(frame(100 + i, pose(1.0 + 0.1 * i), keyframe=i % 7 == 0, seed=i))
+    held.table.path.settle(0, IDENTITY, -1)  # as a localized camera's oldest poses
+    everything = held.table.path.poses()
+    for ids in ([], [-1], [1], [1, 2], sorted({int(i) for i in everything.rows["submap"]})):
+        leading = everything.leading()
+        own = leading.rows[np.isin(leading.rows["submap"], ids)]
+        whole = held.table.path.sample(ids, 10**6, 10**6).rows
+        np.testing.assert_array_equal(whole["stamp_ns"], own["stamp_ns"])
+        some = held.table.path.sample(ids, 20, 5).rows
+        assert len(some) <= 26
+        assert set(some["stamp_ns"]) <= set(own["stamp_ns"])
+        assert not len(own) or some["stamp_ns"][-1] == own["stamp_ns"][-1]
 
 
 def test_a_trembling_camera_sends_no_points_again():
