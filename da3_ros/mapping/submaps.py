@@ -11,7 +11,6 @@ import logging
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
@@ -533,11 +532,6 @@ class SceneView:
     submap_poses: Mapping[int, Similarity]  # in the map, by id
     component_of: Mapping[int, int]  # component of each submap
 
-    @cached_property
-    def poses(self) -> Poses:
-        """All poses of the path, in the frames of their submaps; copied when they are needed."""
-        return self.trajectory.poses()
-
     def thinned(self, most: int, T_ros_map: Array) -> Scene:
         """Returns an even choice of at most ``most`` points of the component that are in memory.
 
@@ -550,7 +544,7 @@ class SceneView:
     def path(self, most: int = 0, *, all_components: bool = False) -> Poses:
         """Returns the poses of the leading camera in the map, of the component or of all; an even
         choice of at most ``most`` (0: all)."""
-        poses = self.poses.leading()
+        poses = self.trajectory.poses().leading()
         if not all_components:
             ids = [id for id, own in self.component_of.items() if own == self.component]
             poses = poses.take(np.isin(poses.rows["submap"], ids))
@@ -559,6 +553,5 @@ class SceneView:
 
     def path_scene(self, T_ros_map: Array) -> Scene:
         """Returns the poses of all cameras and components as a scene without points."""
-        return Scene(
-            (), self.poses.moved(self.submap_poses), T_ros_map, component_of=self.component_of
-        )
+        poses = self.trajectory.poses().moved(self.submap_poses)
+        return Scene((), poses, T_ros_map, component_of=self.component_of)
