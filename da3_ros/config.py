@@ -362,6 +362,45 @@ class DenseConfig:
 
 
 @dataclass(frozen=True)
+class LevelConfig:
+    """What is up, for the map and the outputs for navigation."""
+
+    source: str = option(
+        "base",
+        "what is up: z of base_frame, or the floor that the camera sees (ground: a camera without "
+        "a robot's transforms, held upright); none: unknown",
+        choices=("base", "ground", "none"),
+    )
+    floor_z: float = option(
+        0.0, "height of the floor in base_frame, metres; for source `base`", low=-10.0, high=10.0
+    )
+
+
+@dataclass(frozen=True)
+class ObstacleConfig:
+    """What counts as an obstacle, in `~/points/obstacles`, `~/scan` and `~/map/occupancy`."""
+
+    min_height: float = option(
+        0.1,
+        "surfaces lower than this above the floor are floor, metres: more than the errors of "
+        "depth, level and mount",
+        low=0.0,
+        live=True,
+    )
+    max_height: float = option(
+        2.0, "surfaces higher than this above the floor are passed under, metres", low=0.01,
+        live=True,
+    )  # fmt: skip
+    max_range: float = option(
+        5.0,
+        "surfaces farther than this from the camera are no obstacles yet, metres; rays clear up "
+        "to it",
+        low=0.1,
+        live=True,
+    )
+
+
+@dataclass(frozen=True)
 class SplatsConfig:
     """Gaussian splats of keyframes."""
 
@@ -411,6 +450,8 @@ class PipelineConfig:
     refinement: RefinementConfig = group(RefinementConfig, "refinement.")
     dense: DenseConfig = group(DenseConfig, "dense.")
     splats: SplatsConfig = group(SplatsConfig, "splats.")
+    level: LevelConfig = group(LevelConfig, "level.")
+    obstacles: ObstacleConfig = group(ObstacleConfig, "obstacles.")
     max_late_s: float = option(
         0.5,
         "a frame up to this much older than the newest is dropped as late; an older one is a time "
@@ -449,6 +490,11 @@ class PipelineConfig:
             raise ConfigError(
                 "splats.enabled is true, but no keyframes are stored with mode localization or "
                 "without map.enabled: change one of them"
+            )
+        if self.obstacles.min_height >= self.obstacles.max_height:
+            raise ConfigError(
+                f"obstacles.min_height is {self.obstacles.min_height}, but must be below "
+                f"obstacles.max_height ({self.obstacles.max_height})"
             )
         low, high = self.depth.color_range_m
         if not 0 <= low < high:

@@ -105,6 +105,8 @@ class Frame:
     # frame, as the robot states them; None: unknown
     prior_variance: Array | None = None
     T_rig_camera: Array | None = None  # [4, 4] pose on the rig, metres; None: unknown
+    # [4, 4] camera in a level frame of the robot (z up), metres; None: unknown
+    T_level_camera: Array | None = None
     ready: PreparedImage | None = None  # the prepared image; None: not prepared yet
     slam: SlamPose | None = None  # of another SLAM that the map follows; None: unknown
 
@@ -126,6 +128,7 @@ class View:
     valid: NDArray[np.bool_] | None = None  # [h, w] as in PreparedImage
     prior_variance: Array | None = None  # [6] as in Frame
     slam: SlamPose | None = None  # as in Frame
+    T_level_camera: Array | None = None  # [4, 4] as in Frame
 
 
 @dataclass(frozen=True)
@@ -295,6 +298,9 @@ class TrackedFrame:
     # unknown. Odometry: accumulated since its start; map: relative to the map.
     covariance_odom: Array | None = None
     covariance_map: Array | None = None
+    # [4, 4] camera in a level frame (z up): the robot's base, or the floor below the camera;
+    # published units; None: unknown
+    T_level_camera: Array | None = None
     # Why the image shows nothing, or was not placed (``image_check.CAUSES``, ``lost``): no depth,
     # and the pose is held, NaN before the first placed frame. Empty: it was processed.
     blind: str = ""

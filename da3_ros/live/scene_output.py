@@ -44,8 +44,6 @@ class SceneOutput:
 
         prior: True if the robot's own poses are used. timings: as in ``Outputs``.
         """
-        self._scene_map, self._base = scene_map, config.base_frame
-        self._transforms, self._warn = transforms, warn
         own = f"{camera}/" if additional else ""
         self.messages = Outputs(
             lib,
@@ -56,6 +54,8 @@ class SceneOutput:
             T_ros_map=lambda: scene_map.T_ros_map,
             tf=lambda frame: self.tf.edges(frame),
             scene_prefix=camera,
+            base_frame=config.base_frame,
+            warn=warn,
         )
         self.tf = TfOutput(
             config,
@@ -65,15 +65,6 @@ class SceneOutput:
             prior=prior,
             camera=camera if additional else "",
         )
-
-    def place_map(self, frame: TrackedFrame) -> None:
-        """Set the pose of the map before the first frame of a scene is published.
-
-        If the base is known, the map begins at the base, level with the robot.
-        """
-        if not self._scene_map.map_placed and not frame.blind:
-            level = level_of(self._transforms, self._base, frame, self._warn)
-            self._scene_map.place_map(level)
 
     def reset(self) -> None:
         """Start a new stream: forget frames and transforms of the old one."""
@@ -431,20 +422,3 @@ class TfOutput:
     def _frames(self, frame: TrackedFrame) -> Frames:
         base = "" if self._camera else self._config.base_frame
         return Frames(self._outputs.map_frame, self._outputs.odom_frame, base, frame.frame_id)
-
-
-def level_of(
-    transforms: TransformTree, base: str, frame: TrackedFrame, warn: Callable[..., None]
-) -> Array | None:
-    """Returns ``T_ros_map`` [4, 4] of a map that begins at the base, level with the robot.
-
-    frame: first frame of the scene. None if ``base`` is empty or the camera's pose on the base is
-    unknown.
-    """
-    if not base:
-        return None
-    try:
-        return transforms.lookup(base, frame.frame_id, frame.stamp_ns)
-    except TransformError as error:
-        warn(f"the map is not levelled: {error}")
-        return None

@@ -76,8 +76,9 @@ class Stream:
         self.prior = open_prior(config, transforms)  # the robot's own poses, if they are used
         self.slam = open_corrections(config, transforms, self.prior)  # if another SLAM is followed
         self._annotator = FrameAnnotator(
-            config.pipeline, transforms, self.prior, host.warn, self.slam
-        )
+            config.pipeline, transforms, self.prior, host.warn, self.slam,
+            base_frame=config.base_frame,
+        )  # fmt: skip
         pipelines = _open_live(config.pipeline, session)
         saved = scenes_at_start(config, list(pipelines))  # before any file of this run is made
         record_keyframes(pipelines, config)
@@ -331,7 +332,7 @@ class Stream:
                 self._deliver(chosen.scene_stream, tracked)
 
     def _deliver(self, scene_stream: SceneStream, frame: TrackedFrame) -> None:
-        scene_stream.output.place_map(frame)
+        scene_stream.pipeline.scene_map.level(frame)
         self.frame_counts.deliver()
         if self.publisher is None:
             self._publish(scene_stream, frame)

@@ -7,12 +7,14 @@ pipeline, no tensors.
 from __future__ import annotations
 
 import functools
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import cv2
 import numpy as np
+from numpy.typing import NDArray
 from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 
 from da3_ros.geometry.poses import T_ROS_MAP, quaternion_from_matrix
@@ -132,13 +134,17 @@ def _covariance(values: Array | None) -> Array:
 # Images -----------------------------------------------------------------------------------------
 
 
-def image(lib: MessageLibrary, stamp_ns: int, frame_id: str, pixels: Image | FloatImage) -> Any:
-    """sensor_msgs/Image: uint8 [H, W, 3] as rgb8, uint8 [H, W] as mono8, float32 [H, W] as 32FC1.
+def image(lib: MessageLibrary, stamp_ns: int, frame_id: str, pixels: NDArray[Any]) -> Any:
+    """sensor_msgs/Image: uint8 [H, W, 3] as rgb8, uint8 [H, W] as mono8, uint16 [H, W] as 16UC1,
+    float32 [H, W] as 32FC1.
 
     Depth keeps NaN (unknown) and +Inf (sky), as in REP-117 and REP-118. Raises TypeError for
     other arrays.
     """
-    encodings = {("uint8", 3): "rgb8", ("uint8", 2): "mono8", ("float32", 2): "32FC1"}
+    encodings = {
+        ("uint8", 3): "rgb8", ("uint8", 2): "mono8", ("uint16", 2): "16UC1",
+        ("float32", 2): "32FC1",
+    }  # fmt: skip
     encoding = encodings.get((pixels.dtype.name, pixels.ndim))
     if encoding is None:
         raise TypeError(f"no image encoding for {pixels.dtype} with {pixels.ndim} dimensions")
@@ -169,6 +175,41 @@ def compressed_image(
         header=header(lib, stamp_ns, frame_id),
         format=f"rgb8; {codec} compressed bgr8",
         data=lib.bytes(data),
+    )
+
+
+def millimetres(depth_m: FloatImage) -> NDArray[np.uint16]:
+    """Returns depth as OpenNI has it: millimetres, 0 where unknown, sky, or beyond 65.535 m."""
+    with np.errstate(invalid="ignore"):
+        depth = np.rint(depth_m * np.float32(1000))
+        depth[~((depth > 0) & (depth <= 65535))] = 0
+    return depth.astype(np.uint16)
+
+
+# compressed_depth_image_transport: inverse depth in 16 bits, quantum d^2 / (q (q + 1)) at depth d.
+QUANTIZATION = 100.0
+FARTHEST = 100.0  # metres; what is farther is unknown
+
+
+def compressed_depth(lib: MessageLibrary, stamp_ns: int, frame_id: str, depth: FloatImage) -> Any:
+    """sensor_msgs/CompressedImage of 32FC1 depth [H, W] as image_transport's ``compressedDepth``.
+
+    Depth d (metres) is exact to about d^2 / 20000; unknown, sky, less than .16 m and more than
+    100 m become unknown. The layout is that of compressed_depth_image_transport: an int32 and two
+    float32 (A, B) before a PNG of round(A / d + B), 0 for unknown.
+    """
+    a = QUANTIZATION * (QUANTIZATION + 1)
+    b = 1 - a / FARTHEST
+    with np.errstate(invalid="ignore", divide="ignore"):
+        inverse = np.rint(a / depth + b)
+        inverse[~((depth > 0) & (inverse >= 1) & (inverse <= 65535))] = 0
+    # Fast: the pixels vary too much for more effort to pay.
+    _, data = cv2.imencode(".png", inverse.astype(np.uint16), [cv2.IMWRITE_PNG_COMPRESSION, 1])
+    header_bytes = struct.pack("<iff", 0, a, b)
+    return lib.type("sensor_msgs/msg/CompressedImage")(
+        header=header(lib, stamp_ns, frame_id),
+        format="32FC1; compressedDepth png",
+        data=lib.bytes(np.frombuffer(header_bytes + data.tobytes(), np.uint8)),
     )
 
 
@@ -240,6 +281,44 @@ def point_cloud(
     """sensor_msgs/PointCloud2, unorganised, of finite points [N, 3] and colours uint8 [N, 3]."""
     x, y, z = np.asarray(points, np.float32).T
     return _cloud(lib, stamp_ns, frame_id, (x[None], y[None], z[None]), rgb[None], dense=True)
+
+
+def xyz_cloud(lib: MessageLibrary, stamp_ns: int, frame_id: str, points: FloatImage) -> Any:
+    """sensor_msgs/PointCloud2, unorganised, of finite points [N, 3] without colours."""
+    field = lib.type("sensor_msgs/msg/PointField")
+    return lib.type("sensor_msgs/msg/PointCloud2")(
+        header=header(lib, stamp_ns, frame_id),
+        height=1,
+        width=len(points),
+        fields=[
+            field(name=name, offset=4 * i, datatype=_FLOAT32, count=1)
+            for i, name in enumerate("xyz")
+        ],
+        is_bigendian=False,
+        point_step=12,
+        row_step=12 * len(points),
+        data=lib.bytes(np.ascontiguousarray(points, "<f4")),
+        is_dense=True,
+    )
+
+
+def laser_scan(
+    lib: MessageLibrary, stamp_ns: int, frame_id: str, ranges: FloatImage, range_max: float
+) -> Any:
+    """sensor_msgs/LaserScan of a full turn at one time: beam i at angle 2 pi (i / N - 1/2)."""
+    step = 2 * np.pi / len(ranges)
+    return lib.type("sensor_msgs/msg/LaserScan")(
+        header=header(lib, stamp_ns, frame_id),
+        angle_min=-float(np.pi),
+        angle_max=float(np.pi - step),
+        angle_increment=float(step),
+        time_increment=0.0,
+        scan_time=0.0,
+        range_min=0.01,
+        range_max=float(range_max),
+        ranges=lib.sequence(ranges.tolist(), "f"),
+        intensities=lib.sequence((), "f"),
+    )
 
 
 def _cloud(

@@ -18,6 +18,8 @@ from da3_ros.mapping.scene import Scene
 from da3_ros.mapping.trajectory import Poses
 from da3_ros.messages import build
 from da3_ros.messages.build import MessageLibrary
+from da3_ros.navigation.scan import scan_ranges
+from da3_ros.navigation.sighting import Sighting, floor_height, sight
 from da3_ros.types import Array, TrackedFrame, WindowReport
 
 KEYFRAMES = 1000  # keyframes kept for the messages of later windows that share them
@@ -57,12 +59,15 @@ class Outputs:
         T_ros_map: Callable[[], Array] = lambda: T_ROS_MAP,
         tf: Callable[[TrackedFrame], list[Edge]] | None = None,
         scene_prefix: str = "",
+        base_frame: str = "",
+        warn: Callable[..., None] = lambda text, every_s=0.0: None,
     ) -> None:
         """timings: False replaces values that differ from run to run by NaN.
 
         T_ros_map: returns the map [4, 4] in the axes that are published now. tf: returns the
         transforms of a frame; by default map to odom to camera. scene_prefix: prefix of the topics
-        of the scene, as the camera's name is the prefix of the topics of its frames.
+        of the scene, as the camera's name is the prefix of the topics of its frames. base_frame:
+        the robot's base, which is level.
         """
         self.lib = lib
         self.config = config
@@ -71,6 +76,9 @@ class Outputs:
         self.scene_prefix = scene_prefix
         self._timings = timings
         self._tf = tf or self._default_edges
+        self._base_frame, self._warn = base_frame, warn
+        self._sighting: tuple[int, Sighting] | None = None  # of the newest frame, by its id
+        self._has_level_frame = False  # whether the newest frame's was published
         self._recent: OrderedDict[int, TrackedFrame] = OrderedDict()
         self._keyframes: OrderedDict[int, TrackedFrame] = OrderedDict()
 
@@ -81,7 +89,11 @@ class Outputs:
         self._remember(frame)
         for topic, row in FRAME_TOPICS.items():
             name = _prefixed(self.scene_prefix if row.of_scene else frame.camera, topic)
-            if row.has(frame) and (row.unasked or has_subscribers(name)):
+            if not (row.unasked or has_subscribers(name)):
+                continue
+            if reason := row.silent(frame):
+                self._warn(f"~/{name} is silent: {reason}", every_s=SILENT_PERIOD_S)
+            elif row.has(frame):
                 message = row.build(self, frame)
                 if message is not None:
                     yield name, row.type, message
@@ -102,7 +114,32 @@ class Outputs:
 
     def edges(self, frame: TrackedFrame) -> list[Edge]:
         """Returns the transforms to publish with a frame."""
-        return self._tf(frame)
+        edges, T = self._tf(frame), frame.T_level_camera
+        of_own = self.config.level.source == "ground" and T is not None and frame.scale.metric
+        self._has_level_frame = not of_own or bool(edges)
+        if T is None or not of_own or not edges:
+            return edges
+        return [*edges, (frame.frame_id, self._level_frame(frame), invert_pose(T))]
+
+    def level_frame(self, frame: TrackedFrame) -> str:
+        """Returns the name of a frame's level frame; empty if it is in no transform."""
+        return self._level_frame(frame) if self._has_level_frame else ""
+
+    def _level_frame(self, frame: TrackedFrame) -> str:
+        if self.config.level.source == "base":
+            return self._base_frame
+        return f"{frame.frame_id}_level"
+
+    def sighting(self, frame: TrackedFrame) -> Sighting:
+        """Returns what a frame says of obstacles and free space; made once per frame."""
+        if self._sighting is None or self._sighting[0] != frame.id:
+            assert frame.T_level_camera is not None
+            found = sight(
+                frame.depth_m, frame.K, frame.T_level_camera, self.config.obstacles,
+                floor_height(self.config),
+            )  # fmt: skip
+            self._sighting = frame.id, found
+        return self._sighting[1]
 
     def report(self, frame: TrackedFrame) -> WindowReport:
         """Returns how the window of a frame ran."""
@@ -138,6 +175,7 @@ class Outputs:
         """Start a new stream: forget the frames of the old one."""
         self._recent.clear()
         self._keyframes.clear()
+        self._sighting = None
 
     def T_ros_odom(self, frame: TrackedFrame) -> Array:
         """Pose of odom in the map [4, 4]: loop and scale corrections, which odometry omits."""
@@ -156,6 +194,8 @@ class Outputs:
 #
 # Names are relative to the node (``~/``) unless they begin with a slash. No middleware.
 
+SILENT_PERIOD_S = 30.0  # between two lines about a topic that cannot be built
+RANGE_MAX = 2.0  # a scan's largest range over obstacles.max_range: its origin is not the camera
 MAX_PATH = 1000  # poses in ~/path
 MAX_DISPLAY = 500_000  # points in ~/map/points
 Edge = tuple[str, str, Array]  # parent, child, T_parent_child
@@ -175,6 +215,12 @@ class OutputContext(Protocol):
 
     def edges(self, frame: TrackedFrame) -> list[Edge]:
         """Returns the transforms to publish with a frame."""
+
+    def level_frame(self, frame: TrackedFrame) -> str:
+        """Returns the name of a frame's level frame; empty if it is in no transform."""
+
+    def sighting(self, frame: TrackedFrame) -> Sighting:
+        """Returns what a frame says of obstacles and free space."""
 
     def report(self, frame: TrackedFrame) -> WindowReport:
         """Returns how the window of a frame ran."""
@@ -205,13 +251,20 @@ def _always(frame: TrackedFrame) -> bool:
     return True
 
 
+def _never(frame: TrackedFrame) -> str:
+    return ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class FrameTopic(Topic):
     """A topic with a message of a frame."""
 
     build: Callable[[OutputContext, TrackedFrame], Any]  # returns None if there is nothing to send
     has: Callable[[TrackedFrame], bool] = _always  # whether a frame has the data
+    # Why it cannot be built, with the remedy; empty: it can be, or will be without doing anything.
+    silent: Callable[[TrackedFrame], str] = _never
     unasked: bool = False  # whether it is built without subscribers too
+    recorded: bool = True  # whether a replay writes it
     of_scene: bool = False  # whether its prefix is that of the scene, not that of the camera
 
 
@@ -238,6 +291,24 @@ def _has_K(frame: TrackedFrame) -> bool:
     return bool(np.isfinite(frame.K).all())
 
 
+def _why_not_metric(frame: TrackedFrame) -> str:
+    return "" if frame.scale.metric or frame.blind else "the scale is unknown; see scale.source"
+
+
+def _why_not_navigable(frame: TrackedFrame) -> str:
+    if frame.blind or frame.T_level_camera is not None:
+        return _why_not_metric(frame)
+    return (
+        "what is up is unknown: set base_frame to the robot's base (its transform to the camera "
+        "must be on /tf), or level.source to ground"
+    )
+
+
+def _sees(frame: TrackedFrame) -> bool:
+    """A covered camera must not look like an empty room: its consumers notice the silence."""
+    return not frame.blind and _has_K(frame)
+
+
 # Messages of frames -----------------------------------------------------------------------------
 
 
@@ -257,6 +328,26 @@ def _points(s: OutputContext, frame: TrackedFrame) -> Any:
     return build.depth_cloud(
         s.lib, frame.stamp_ns, frame.frame_id, frame.depth_m, frame.K, frame.image
     )
+
+
+def _obstacles(s: OutputContext, frame: TrackedFrame) -> Any:
+    return build.xyz_cloud(s.lib, frame.stamp_ns, frame.frame_id, s.sighting(frame).marks)
+
+
+def _clearing(s: OutputContext, frame: TrackedFrame) -> Any:
+    return build.xyz_cloud(s.lib, frame.stamp_ns, frame.frame_id, s.sighting(frame).clearing)
+
+
+def _scan(s: OutputContext, frame: TrackedFrame) -> Any:
+    level_frame, most = s.level_frame(frame), s.config.obstacles.max_range
+    if not level_frame or frame.T_level_camera is None:
+        return None
+    ranges = scan_ranges(s.sighting(frame), frame.T_level_camera, most)
+    return build.laser_scan(s.lib, frame.stamp_ns, level_frame, ranges, RANGE_MAX * most)
+
+
+def _compressed_depth(s: OutputContext, frame: TrackedFrame) -> Any:
+    return build.compressed_depth(s.lib, frame.stamp_ns, frame.frame_id, frame.depth_m)
 
 
 def _pose(s: OutputContext, frame: TrackedFrame) -> Any:
@@ -308,7 +399,7 @@ def _map_points(s: OutputContext, views: SceneViews, stamp_ns: int) -> Any:
 
 # The tables -------------------------------------------------------------------------------------
 
-IMAGE = "sensor_msgs/msg/Image"
+IMAGE, CLOUD = "sensor_msgs/msg/Image", "sensor_msgs/msg/PointCloud2"
 FRAME_TOPICS: dict[str, FrameTopic] = {  # in the order in which they are sent
     "depth/image": FrameTopic(
         type=IMAGE, build=_image(lambda s, frame: frame.depth_m),
@@ -340,8 +431,28 @@ FRAME_TOPICS: dict[str, FrameTopic] = {  # in the order in which they are sent
         text="rgb8, red is low; fixed range: the logarithm of confidence - 1 from 0.01 to 10",
     ),
     "points": FrameTopic(
-        type="sensor_msgs/msg/PointCloud2", build=_points, has=_has_K,
+        type=CLOUD, build=_points, has=_has_K,
         text="organised, x y z rgb, in the optical frame; NaN where depth is not finite",
+    ),
+    "depth/image_16uc1": FrameTopic(
+        type=IMAGE, build=_image(lambda s, frame: build.millimetres(frame.depth_m)),
+        silent=_why_not_metric, has=lambda frame: frame.scale.metric, recorded=False,
+        text="16UC1, millimetres; 0: unknown, sky, or beyond 65.5 m; only in metres",
+    ),
+    "depth/image/compressedDepth": FrameTopic(
+        type="sensor_msgs/msg/CompressedImage", build=_compressed_depth, silent=_why_not_metric,
+        has=lambda frame: frame.scale.metric, recorded=False,
+        text="`depth/image` for image_transport's `compressedDepth`: PNG, exact to d^2 / 20000 "
+        "at depth d; up to 100 m; only in metres",
+    ),
+    "points/obstacles": FrameTopic(
+        type=CLOUD, build=_obstacles, has=_sees, silent=_why_not_navigable,
+        text="x y z, in the optical frame: surfaces of obstacles, for costmaps to mark",
+    ),
+    "points/clearing": FrameTopic(
+        type=CLOUD, build=_clearing, has=_sees, silent=_why_not_navigable,
+        text="x y z, in the optical frame: floor, and ends of free rays, for costmaps to clear up "
+        "to",
     ),
     "pose": FrameTopic(
         type="geometry_msgs/msg/PoseWithCovarianceStamped", build=_pose, has=_posed, depth=10,
@@ -355,6 +466,11 @@ FRAME_TOPICS: dict[str, FrameTopic] = {  # in the order in which they are sent
         type="tf2_msgs/msg/TFMessage", build=_tf, has=_posed, depth=100, unasked=True,
         text="as chosen by `tf.publish`",
     ),
+    "scan": FrameTopic(  # after /tf, in which its frame may be
+        type="sensor_msgs/msg/LaserScan", build=_scan, has=_sees, silent=_why_not_navigable,
+        text="nearest obstacle of each half degree, about `base_frame`, or about the floor below "
+        "the camera; +Inf: none up to `obstacles.max_range`, NaN: not seen",
+    ),
     "window": FrameTopic(  # last: when all frames of the window are remembered
         type="da3_ros/msg/Window", build=_window, has=lambda frame: frame.ends_window, depth=5,
         of_scene=True,
@@ -366,10 +482,16 @@ SCENE_TOPICS: dict[str, SceneTopic] = {
         type="nav_msgs/msg/Path", build=_path, text="at most 1000 poses, at most once a second"
     ),
     "map/points": SceneTopic(
-        type="sensor_msgs/msg/PointCloud2", build=_map_points, on_change=True,
+        type=CLOUD, build=_map_points, on_change=True,
         text="the scene thinned for display, at most once a second",
     ),
 }  # fmt: skip
+
+
+def is_recorded(topic: str) -> bool:
+    """Whether a replay writes a topic, by its name with any prefix; others repeat what it has."""
+    rows = FRAME_TOPICS.items()
+    return not any(topic.endswith(name) for name, row in rows if not row.recorded)
 
 
 def output_topics() -> dict[str, Topic]:

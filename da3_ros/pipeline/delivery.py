@@ -85,6 +85,7 @@ class PlacedWindow:
             scale=report.scale,
             window=report,
             is_reference=prepared.is_reference,
+            T_level_camera=view.T_level_camera,
         )
 
     def drift(self) -> tuple[Alignment, Array, float] | None:
@@ -155,6 +156,7 @@ def tracked_frame(
         window=frame.window,
         T_odom_map=T_odom_map,
         is_reference=frame.is_reference,
+        T_level_camera=frame.T_level_camera,
     )
 
 

@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
+from scipy.spatial.transform import Rotation
 
 from da3_ros.config import PipelineConfig
 from da3_ros.derived.depth_correction import CorrectedKeyframe, corrected_depth
@@ -35,6 +36,7 @@ from da3_ros.mapping.metric_scale import MapScale, OdomFrame, scaled_depth, scal
 from da3_ros.mapping.pose_hint import PoseHint
 from da3_ros.mapping.scene import REFERENCE
 from da3_ros.mapping.submaps import Snapshot, SubmapStore
+from da3_ros.navigation.floor import Floor, below_first_camera
 from da3_ros.pipeline.delivery import PlacedWindow, tracked_frame, with_covariance
 from da3_ros.pipeline.depth_mapping import DepthMapping, Found, PointsMaker
 from da3_ros.pipeline.keyframe_recording import KeyframeData, KeyframeRecording
@@ -49,11 +51,18 @@ log = logging.getLogger(__name__)
 
 
 FINISH_S = 1.0  # for keyframes that wait for later ones, when the map becomes read-only
+SEEN_TURN = np.radians(1.0)  # of the map's axes, which is worth a line
 MANY_SUBMAPS = 64  # number of submaps' poses at which those that nothing needs are removed
 
 
 class SceneMap(MapListener):
     """Owns the map's table, the submaps, the loops, the map's scale and ``T_ros_map``."""
+
+    T_ros_map: Array  # [4, 4]
+    map_placed: bool  # whether a frame or another map has set it
+    _is_given: bool  # whether it is that of another map
+    _has_axes: bool  # whether its axes are level, if not the height of the floor
+    is_level: bool  # whether its z is known to be up, and its z = 0 to be the floor
 
     def __init__(
         self, config: PipelineConfig, counters: Counter[str], device: str = "cpu"
@@ -119,15 +128,40 @@ class SceneMap(MapListener):
         self.following.restart()
         self._reset_map_pose()
 
-    def place_map(self, T_ros_map: Array | None) -> None:
-        """Sets the map's pose in the axes of ROS, once per scene; None: the default one."""
+    def level(self, frame: TrackedFrame) -> None:
+        """Makes the map level by the first frame that says what is up, before it is published.
+
+        By the base, the map begins there. By the floor, it begins below the first camera.
+        """
+        if self.is_level or self._is_given or frame.blind:
+            return
+        T, shown = frame.T_level_camera, self.map_placed
         self.map_placed = True
-        if T_ros_map is not None:
-            self.T_ros_map = T_ros_map
+        by_floor = self.config.level.source == "ground"
+        final = frame.scale.metric or not by_floor  # the floor's height is that in metres
+        if T is None or (self._has_axes and not final):
+            return
+        T_ros_map = below_first_camera(T @ invert_pose(frame.T_map_camera)) if by_floor else T
+        turn = Rotation.from_matrix(T_ros_map[:3, :3] @ self.T_ros_map[:3, :3].T).magnitude()
+        if shown and turn > SEEN_TURN:
+            log.warning(
+                "what is up is known from now on: map and odom turn once, by %.1f degrees",
+                np.degrees(turn),
+            )
+        self.T_ros_map = T_ros_map
+        self._has_axes, self.is_level = True, final
+
+    def place_map(self, T_ros_map: Array) -> None:
+        """Sets the map's pose in the axes of ROS as another map has it."""
+        self.map_placed = self._is_given = True
+        self.T_ros_map = T_ros_map
+        # What was ever made level differs from the default.
+        self.is_level = not np.array_equal(T_ros_map, T_ROS_MAP)
 
     def _reset_map_pose(self) -> None:
-        self.T_ros_map = T_ROS_MAP  # [4, 4]; its only owner
-        self.map_placed = False  # whether ``place_map`` was called
+        self.T_ros_map = T_ROS_MAP
+        self.map_placed = self._is_given = self._has_axes = self.is_level = False
+        self.floor = Floor()
 
     def to_origin(self) -> None:
         """Places the next chain at the map's origin, not at the end of the last one."""
@@ -298,6 +332,15 @@ class SceneMap(MapListener):
         self.correct(found.correction)
         self.table.move_frames(found.frames)
         return found.metre
+
+    def levelled(self, frame: LocalFrame) -> LocalFrame:
+        """Returns a frame with the camera's pose over the floor that it sees, if up is that."""
+        if self.config.level.source != "ground":
+            return frame
+        T = self.floor.follow(frame)
+        if T is not None:
+            T = scaled_pose(T, self.scale.published_unit(frame.scale))
+        return dataclasses.replace(frame, T_level_camera=T)
 
     def measure_depth(self) -> None:
         """Goes on to measure the depth of keyframes, after a window."""

@@ -250,6 +250,7 @@ class WindowSteps(MapListener):
         """Adds the frame of view ``index`` to overlap views and map; returns it in map
         coordinates."""
         frame = placed.frame(prepared, index, report, self.config.depth)
+        frame = self.scene_map.levelled(frame)
         self.blind.keep_odometry(frame)
         overlap_view = self.odometry.overlap_view_of(prepared.view, frame)
         if overlap_view is not None:

@@ -23,7 +23,7 @@ from da3_ros.keyframe_store.disk_limit import DiskLimit
 from da3_ros.keyframe_store.recorder import KeyframeRecorder, RecorderState
 from da3_ros.live.scene_output import SceneOutput
 from da3_ros.mapping.scene import Scene
-from da3_ros.messages.outputs import SCENE_TOPICS, SceneViews
+from da3_ros.messages.outputs import SCENE_TOPICS, SceneViews, is_recorded
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.pipeline.scene_map import SceneMap
 from da3_ros.replay.replay_video import NAME as VIDEO_NAME
@@ -162,7 +162,7 @@ class ReplayScene:
 
     def take(self, result: TrackedFrame) -> None:
         """Write one delivered frame; the first one sets the pose of the map."""
-        self.results.output.place_map(result)
+        self.pipeline.scene_map.level(result)
         self.results.add(result)
         if self.results.video is not None and self.results.leads(result):
             self.results.video.add(result, self.pipeline)
@@ -268,7 +268,7 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
                 self.refined += 1
                 self.tracks += frame.window.tracks
                 self.reprojection_px += frame.window.reprojection_px
-        for published in self.output.messages.frame(frame):
+        for published in self.output.messages.frame(frame, is_recorded):
             self.bag.write(published, frame.stamp_ns)
         if others := self.output.tf.of_others(frame):
             message = self.output.messages.transforms(others, frame.stamp_ns)

@@ -202,7 +202,8 @@ def _annotator(
     prior = prior_of_recording(recording, settings, transforms, options.odometry)
     slam = corrections_of_recording(recording, settings, transforms, prior, options.slam_path)
     return FrameAnnotator(
-        settings.pipeline, transforms, prior, WarnOnce(), slam, recording.mounts()
+        settings.pipeline, transforms, prior, WarnOnce(), slam, recording.mounts(),
+        settings.base_frame,
     )  # fmt: skip
 
 

@@ -1,5 +1,5 @@
-"""Adds to a frame the camera's pose by the robot (prior), its pose on the rig, and what another
-SLAM says.
+"""Adds to a frame the camera's pose by the robot (prior), its poses on the rig and on the level
+base, and what another SLAM says.
 
 The same step live and in a replay. It follows synchronising, decoding and preparing, right before
 frames are pushed, because odometry may arrive later than images. No ROS, no network.
@@ -24,7 +24,7 @@ WARNING_PERIOD_S = 5.0  # between two warnings about the prior
 
 
 class FrameAnnotator:
-    """Adds prior and rig poses to frames; ``without_prior`` counts frames without a prior pose."""
+    """Adds poses to frames; ``without_prior`` counts frames without a prior pose."""
 
     def __init__(
         self,
@@ -34,26 +34,29 @@ class FrameAnnotator:
         warn: Callable[..., None],
         slam: SlamCorrections | None = None,
         mounts: Mapping[str, Array] | None = None,
+        base_frame: str = "",
     ) -> None:
         """prior: None if the robot's own poses are not used. slam: None if none is followed.
+        base_frame: the robot's base, which is level; empty: none.
 
         mounts: ``T_rig_camera`` by the names of cameras, as a recording says it. warn: takes a
         line, and ``every_s``, the shortest time between two equal warnings.
         """
         self.transforms, self.prior, self.slam = transforms, prior, slam
         self.without_prior = 0
+        self._base = base_frame if config.level.source == "base" else ""
         self._rig = RigGeometry(config, transforms, warn, mounts)
         self._warn = warn
 
     def annotate(self, frames: Iterable[Frame]) -> list[Frame]:
-        """Returns the frames of one frameset with ``T_prior_camera`` and ``T_rig_camera`` if
-        known."""
+        """Returns the frames of one frameset with the poses that are known."""
         return [
             dataclasses.replace(
                 frame,
                 T_prior_camera=self._prior_of(frame),
                 prior_variance=self.prior.variance(frame.stamp_ns) if self.prior else None,
                 T_rig_camera=self._rig.camera(frame.camera, frame.frame_id, frame.stamp_ns),
+                T_level_camera=self._level_of(frame),
                 slam=self._slam_of(frame),
             )
             for frame in frames
@@ -67,6 +70,16 @@ class FrameAnnotator:
         except PriorError as error:
             self.without_prior += 1
             self._warn(f"no pose from {self.prior.source}: {error}", every_s=WARNING_PERIOD_S)
+            return None
+
+    def _level_of(self, frame: Frame) -> Array | None:
+        if not self._base:
+            return None
+        try:
+            return self.transforms.lookup(self._base, frame.frame_id, frame.stamp_ns)
+        except TransformError as error:
+            text = "what is up is unknown: the map is not level, and obstacles are not published"
+            self._warn(f"{text}: {error}", every_s=WARNING_PERIOD_S)
             return None
 
     def _slam_of(self, frame: Frame) -> SlamPose | None:

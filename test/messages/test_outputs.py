@@ -23,14 +23,19 @@ class CountingLibrary(RosbagsLibrary):
         return super().type(name)
 
 
-def tracked(i, ids):
+def tracked(i, ids, **fields):
     report = WindowReport(0, i, ids, 1, True, 0.0, 1.0, 1.0)
     return TrackedFrame(
         id=i, stamp_ns=i, frame_id="optical", camera="", image=np.zeros((4, 6, 3), np.uint8),
         depth_m=np.ones((4, 6), np.float32), confidence=np.ones((4, 6), np.float32),
-        K=np.diag([5.0, 5, 1]), T_map_camera=np.eye(4), keyframe=True, scale=Scale(),
-        window=report,
+        K=np.diag([5.0, 5, 1]), T_map_camera=np.eye(4), keyframe=True,
+        window=report, **{"scale": Scale(), **fields},
     )  # fmt: skip
+
+
+LEVEL = np.array([[0, 0, 1, 0], [-1, 0, 0, 0], [0, -1, 0, 1.0], [0, 0, 0, 1]])  # 1 m up, forward
+NAVIGATION = ("points/obstacles", "points/clearing", "scan")
+METRES = ("depth/image_16uc1", "depth/image/compressedDepth")
 
 
 def outputs(lib, **options):
@@ -50,11 +55,41 @@ def test_only_wanted_topics_are_built():
 
 
 def test_all_topics_have_their_types_and_window_comes_last():
-    made = list(outputs(RosbagsLibrary()).frame(tracked(0, (0,))))
+    metric = tracked(0, (0,), scale=Scale("fixed", 1.0, 0.0), T_level_camera=LEVEL)
+    made = list(outputs(RosbagsLibrary(), base_frame="base_link").frame(metric))
     assert [(topic, kind) for topic, kind, _ in made] == [
         (topic, row.type) for topic, row in FRAME_TOPICS.items()
     ]
     assert made[-1][0] == "window"
+
+
+@pytest.mark.parametrize(
+    ("fields", "silent", "reason"),
+    [
+        ({}, (*NAVIGATION, *METRES), "scale"),
+        ({"T_level_camera": LEVEL}, (*NAVIGATION, *METRES), "scale.source"),
+        ({"scale": Scale("fixed", 1.0, 0.0)}, NAVIGATION, "base_frame"),
+        ({"scale": Scale("fixed", 1.0, 0.0), "T_level_camera": LEVEL}, (), ""),
+    ],
+)
+def test_what_needs_metres_or_up_is_silent_without_and_says_why(fields, silent, reason):
+    said = []
+    made = outputs(
+        RosbagsLibrary(), base_frame="base_link", warn=lambda text, every_s: said.append(text)
+    ).frame(tracked(0, (0,), **fields))
+    assert {*NAVIGATION, *METRES} - {topic for topic, _, _ in made} == set(silent)
+    assert {text.split()[0] for text in said} == {f"~/{topic}" for topic in silent}
+    assert any(reason in text for text in said) or not silent
+
+
+def test_a_covered_camera_is_no_empty_room():
+    said = []
+    blind = tracked(
+        0, (0,), scale=Scale("fixed", 1.0, 0.0), T_level_camera=LEVEL, blind="dark",
+    )  # fmt: skip
+    out = outputs(RosbagsLibrary(), warn=lambda text, every_s: said.append(text))
+    assert not {*NAVIGATION} & {topic for topic, _, _ in out.frame(blind)}
+    assert not said
 
 
 def test_a_window_is_announced_once_with_all_its_frames():

@@ -1,0 +1,1 @@
+"""Outputs for navigation: where a robot can drive."""

@@ -1,0 +1,161 @@
+"""The floor that a camera sees: what is up, and how high the camera is, without a robot.
+
+The floor is the largest plane below the camera with little beneath it. Once found, it is followed
+from frame to frame in the frame of odometry, and corrected by each frame that shows it. Works on
+points; no network, no ROS.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from da3_ros.geometry.poses import invert_pose
+from da3_ros.mapping.frames import LocalFrame
+from da3_ros.types import Array
+
+COLUMNS = 80  # pixels along the longer side that are looked at
+UPRIGHT = np.cos(np.radians(50.0))  # least cosine between up and the image's up
+TRIES = 256  # planes through three points
+THICK = 0.04  # largest distance of the floor's points from it, per height of the camera
+LEAST = 0.08  # share of a frame's points that a floor has at least
+BENEATH = 0.03  # largest share of points beneath a floor; more: it is a table
+NEAR = 5.0  # heights of the camera, as far as a known floor is corrected
+TURN = np.cos(np.radians(4.0))  # least cosine between a known floor's normal and the corrected one
+RISE = 0.12  # largest correction of a known floor, per height of the camera
+SHARE = 0.3  # of a correction that is taken over
+UNSEEN = 10.0  # heights of the camera that it moves without seeing the floor, until that is lost
+
+
+class Floor:
+    """The floor of one scene; ``follow`` is called with each frame, in order."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begins to look for the floor anew."""
+        self._plane: Array | None = None  # [4] n, d: n x + d is the height of x over it, ``local``
+        self._chain = -1
+        self._seen_at = np.zeros(3)  # camera that saw it last, ``local``
+
+    def follow(self, frame: LocalFrame) -> Array | None:
+        """Returns ``T_level_camera`` [4, 4] of a frame, unit of odometry; None: no floor is known.
+
+        The level frame is on the floor below the camera: z up, x where the camera looks.
+        """
+        if frame.window.chain != self._chain:
+            self.forget()
+            self._chain = frame.window.chain
+        T = frame.T_local_camera
+        if not np.isfinite(T).all():
+            return None
+        points = _points(frame)
+        plane = None if self._plane is None else _moved(self._plane, T)
+        found = find_floor(points) if plane is None else corrected_floor(points, plane)
+        if found is None and plane is not None:
+            if np.linalg.norm(T[:3, 3] - self._seen_at) > UNSEEN * plane[3]:
+                self._plane = None
+                return None
+            return level_below(plane)
+        if found is None:
+            return None
+        self._seen_at = T[:3, 3]
+        self._plane = _moved(found, invert_pose(T))
+        return level_below(found)
+
+
+def _points(frame: LocalFrame) -> Array:
+    """Returns points [N, 3] of an even choice of pixels with known depth, camera axes."""
+    step = max(1, max(frame.depth.shape) // COLUMNS)
+    depth = frame.depth[step // 2 :: step, step // 2 :: step]
+    row, column = np.nonzero(np.isfinite(depth))
+    pixel = np.stack((column, row), axis=1) * step + (step // 2 + 0.5)
+    rays = np.column_stack((pixel, np.ones(len(pixel)))) @ np.linalg.inv(frame.K).T
+    return np.asarray(rays * depth[row, column][:, None], np.float64)
+
+
+def _moved(plane: Array, T_local_camera: Array) -> Array:
+    """Returns a plane [4] of ``local`` in camera axes."""
+    n = plane[:3]
+    return np.append(T_local_camera[:3, :3].T @ n, n @ T_local_camera[:3, 3] + plane[3])
+
+
+def find_floor(points: Array) -> Array | None:
+    """Returns the floor [4] (n, height of the camera) among points [N, 3] in camera axes, unit of
+    the points; None: they show none.
+
+    The image's up is within 50 degrees of up. Deterministic.
+    """
+    if len(points) < 3 / LEAST:
+        return None
+    triples = points[np.random.default_rng(0).integers(len(points), size=(TRIES, 3))]
+    n = np.cross(triples[:, 1] - triples[:, 0], triples[:, 2] - triples[:, 0])
+    length = np.linalg.norm(n, axis=1)
+    n = n[length > 0] / length[length > 0, None]
+    n *= np.where(n[:, 1] > 0, -1.0, 1.0)[:, None]  # up: against y
+    height = -np.einsum("ij,ij->i", n, triples[length > 0, 0])
+    usable = (-n[:, 1] >= UPRIGHT) & (height > 0)
+    n, height = n[usable], height[usable]
+    over = points @ n.T + height  # [N, planes]
+    on = np.abs(over) < THICK * height
+    beneath = (over < -2 * THICK * height).mean(axis=0)
+    # By area: a near pixel shows less of it.
+    area = np.minimum(points[:, 2], 3 * np.median(points[:, 2])) ** 2
+    score = np.where((on.mean(axis=0) >= LEAST) & (beneath <= BENEATH), area @ on, 0.0)
+    if not len(score) or not score.any():
+        return None
+    best = int(np.argmax(score))
+    return _fitted(points, np.append(n[best], height[best]), np.ones(len(points), bool))
+
+
+def corrected_floor(points: Array, plane: Array) -> Array | None:
+    """Returns a known floor [4] in camera axes, corrected by points [N, 3] in its neighbourhood;
+    None: they do not show it."""
+    far = points - plane[:3] * (points @ plane[:3])[:, None]
+    near = np.einsum("ij,ij->i", far, far) < (NEAR * plane[3]) ** 2
+    fitted = _fitted(points, plane, near)
+    if fitted is None:
+        return None
+    if fitted[:3] @ plane[:3] < TURN or abs(fitted[3] / plane[3] - 1) > RISE:
+        return None
+    out = plane + SHARE * (fitted - plane)
+    out[:3] /= np.linalg.norm(out[:3])
+    return out
+
+
+def _fitted(points: Array, plane: Array, among: NDArray[np.bool_]) -> Array | None:
+    """Returns the plane [4] through the points on ``plane``; None: too few."""
+    for _ in range(3):
+        on = among & (np.abs(points @ plane[:3] + plane[3]) < THICK * plane[3])
+        if on.sum() < LEAST * len(points) / 2:
+            return None
+        middle = points[on].mean(axis=0)
+        n = np.linalg.svd(points[on] - middle, full_matrices=False)[2][2]
+        n = n if n @ plane[:3] > 0 else -n
+        plane = np.append(n, -n @ middle)
+        if plane[3] <= 0:
+            return None
+    return plane
+
+
+def level_below(plane: Array) -> Array:
+    """Returns ``T_level_camera`` [4, 4] over a floor [4] in camera axes."""
+    z, forward = plane[:3], np.array([0.0, 0.0, 1.0])
+    x = forward - z * (forward @ z)
+    T = np.eye(4)
+    T[0, :3] = x / np.linalg.norm(x)
+    T[1, :3], T[2, :3] = np.cross(z, T[0, :3]), z
+    T[2, 3] = plane[3]
+    return T
+
+
+def below_first_camera(T_level_map: Array) -> Array:
+    """Returns ``T_ros_map`` [4, 4] of a map that begins on the floor below its first camera, x
+    where that looks; ``T_level_map``: the map in any level frame."""
+    x, y = T_level_map[:2, 2]
+    c, s = np.array([x, y]) / np.hypot(x, y)
+    T = np.eye(4)
+    T[:3, :3] = np.array([[c, s, 0], [-s, c, 0], [0, 0, 1]]) @ T_level_map[:3, :3]
+    T[2, 3] = T_level_map[2, 3]
+    return T

@@ -1,0 +1,117 @@
+"""What a frame says of where a robot can drive: obstacles that mark, floor and free rays that
+clear.
+
+A level frame (z up) of the robot or of the floor tells heights; each frame is judged by its own,
+so that errors of poses do not lift the floor. No network, no ROS.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from da3_ros.config import ObstacleConfig, PipelineConfig
+from da3_ros.types import Array, FloatImage
+
+COLUMNS = 168  # pixels along the longer side that are judged, each by the median around it
+SLOPE = 0.02  # height per distance that may be an error of level and depth: still floor
+SAME = 0.1  # logarithm of depths, by which neighbours are of one surface
+FEWEST = 2  # neighbours of eight that a marking pixel needs on its surface
+FLOOR_EVERY = 2  # of the judged pixels along each side, clearing ones
+
+
+@dataclass(frozen=True, eq=False)
+class Sighting:
+    """Finite points [N, 3] float32 in the camera's optical frame, metres."""
+
+    marks: FloatImage  # surfaces of obstacles
+    clearing: FloatImage  # floor, and the ends of free rays
+
+
+def sight(
+    depth_m: FloatImage, K: Array, T_level_camera: Array, config: ObstacleConfig,
+    floor_z: float = 0.0,
+) -> Sighting:  # fmt: skip
+    """Returns what depth [H, W] (metres; NaN unknown, +Inf sky) says of obstacles and free space.
+
+    T_level_camera: [4, 4] camera in a level frame, in which the floor is at ``floor_z``.
+    """
+    judged = _Judged.of(depth_m, K)
+    with np.errstate(invalid="ignore"):
+        rise, run = _rise_and_run(judged.rays, T_level_camera)
+        camera = np.float32(T_level_camera[2, 3] - floor_z)
+        height, far = camera + rise * judged.z, run * judged.z
+        floor = np.float32(config.min_height) + np.float32(SLOPE) * far
+        near = far <= config.max_range
+        is_mark = near & (height > floor) & (height < config.max_height) & judged.is_supported()
+        is_floor = near & (np.abs(height) <= floor)
+        # A ray that ends farther away, or above all that counts, is free to the range.
+        passes = (far > config.max_range) | (height >= config.max_height) | np.isposinf(judged.z)
+        end = np.float32(config.max_range) / np.maximum(run, np.float32(1e-6))
+        end = np.where(far <= config.max_range, judged.z, end)
+        # Below the floor it has ended: what is there is seen by an error, or a way down.
+        ends_over = passes & (camera + rise * end > -floor) & np.isfinite(end)
+    z = np.where(is_floor, judged.z, np.where(ends_over, end, np.float32(np.nan)))
+    z = z[::FLOOR_EVERY, ::FLOOR_EVERY]
+    rays = judged.rays[::FLOOR_EVERY, ::FLOOR_EVERY]
+    chosen = np.isfinite(z)
+    return Sighting(
+        judged.rays[is_mark] * judged.z[is_mark][:, None], rays[chosen] * z[chosen][:, None]
+    )
+
+
+def floor_height(config: PipelineConfig) -> float:
+    """Returns the height of the floor in the level frame, metres."""
+    return config.level.floor_z if config.level.source == "base" else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class _Judged:
+    """An even choice of pixels."""
+
+    z: FloatImage  # [h, w] median depth; NaN unknown, +Inf sky
+    rays: FloatImage  # [h, w, 3] at depth 1
+
+    @classmethod
+    def of(cls, depth: FloatImage, K: Array) -> _Judged:
+        step = max(1, round(max(depth.shape) / COLUMNS))
+        first = step // 2
+        # Unknown is nearest and sky farthest, so that a median is never between the two.
+        filled = np.where(np.isnan(depth), np.float32(-1), np.minimum(depth, np.float32(1e9)))
+        middle = cv2.medianBlur(filled, 3)[first::step, first::step]
+        z = np.where(middle <= 0, np.float32(np.nan), middle).astype(np.float32)
+        z[middle >= 1e9] = np.inf
+        return cls(z, _rays(depth.shape, step, K))
+
+    def is_supported(self) -> NDArray[np.bool_]:
+        """Returns the mask [h, w] of pixels with enough neighbours on their surface."""
+        logs = np.pad(np.log(self.z), 1, constant_values=np.nan)
+        height, width = self.z.shape
+        middle = logs[1:-1, 1:-1]
+        count = np.zeros(self.z.shape, np.int8)
+        for row in range(3):
+            for column in range(3):
+                if (row, column) != (1, 1):
+                    beside = logs[row : row + height, column : column + width]
+                    count += np.abs(beside - middle) < SAME
+        return np.asarray(count >= FEWEST)
+
+
+def _rays(shape: tuple[int, ...], step: int, K: Array) -> FloatImage:
+    """Returns the rays [h, w, 3] of every ``step``-th pixel at depth 1, camera axes."""
+    u = np.arange(step // 2, shape[1], step) + 0.5
+    v = np.arange(step // 2, shape[0], step) + 0.5
+    x = (u - K[0, 2]) / K[0, 0]
+    y = (v - K[1, 2]) / K[1, 1]
+    rays = np.ones((len(v), len(u), 3), np.float32)
+    rays[..., 0], rays[..., 1] = x[None], y[:, None]
+    return rays
+
+
+def _rise_and_run(rays: FloatImage, T_level_camera: Array) -> tuple[FloatImage, FloatImage]:
+    """Returns how far each ray [h, w, 3] goes up, and along the floor, per depth."""
+    level = rays @ T_level_camera[:3, :3].T.astype(np.float32)
+    return level[..., 2], np.hypot(level[..., 0], level[..., 1])
