@@ -392,9 +392,9 @@ class ObstacleConfig:
         live=True,
     )  # fmt: skip
     max_range: float = option(
-        5.0,
-        "surfaces farther than this from the camera are no obstacles yet, metres; rays clear up "
-        "to it",
+        4.0,
+        "surfaces farther than this from the camera are no obstacles yet, metres: errors of depth "
+        "grow with it; rays clear a little farther",
         low=0.1,
         live=True,
     )

@@ -20,6 +20,7 @@ COLUMNS = 168  # pixels along the longer side that are judged, each by the media
 SLOPE = 0.02  # height per distance that may be an error of level and depth: still floor
 SAME = 0.1  # logarithm of depths, by which neighbours are of one surface
 FEWEST = 2  # neighbours of eight that a marking pixel needs on its surface
+BEYOND = 0.3  # metres that rays clear beyond the range: costmaps end them some cells early
 FLOOR_EVERY = 2  # of the judged pixels along each side, clearing ones
 
 
@@ -49,10 +50,10 @@ def sight(
         is_mark = near & (height > floor) & (height < config.max_height) & judged.is_supported()
         is_floor = near & (np.abs(height) <= floor)
         # A ray that ends farther away, or above all that counts, is free to the range.
-        passes = (far > config.max_range) | (height >= config.max_height) | np.isposinf(judged.z)
-        end = np.float32(config.max_range) / np.maximum(run, np.float32(1e-6))
-        end = np.where(far <= config.max_range, judged.z, end)
-        # Below the floor it has ended: what is there is seen by an error, or a way down.
+        most = np.float32(config.max_range + BEYOND)
+        passes = ~near | (height >= config.max_height) | np.isposinf(judged.z)
+        end = np.minimum(judged.z, most / np.maximum(run, np.float32(1e-6)))
+        # Below the floor it has ended: what is there is an error, or a way down.
         ends_over = passes & (camera + rise * end > -floor) & np.isfinite(end)
     z = np.where(is_floor, judged.z, np.where(ends_over, end, np.float32(np.nan)))
     z = z[::FLOOR_EVERY, ::FLOOR_EVERY]
@@ -81,7 +82,7 @@ class _Judged:
         first = step // 2
         # Unknown is nearest and sky farthest, so that a median is never between the two.
         filled = np.where(np.isnan(depth), np.float32(-1), np.minimum(depth, np.float32(1e9)))
-        middle = cv2.medianBlur(filled, 3)[first::step, first::step]
+        middle = cv2.medianBlur(filled, 5)[first::step, first::step]
         z = np.where(middle <= 0, np.float32(np.nan), middle).astype(np.float32)
         z[middle >= 1e9] = np.inf
         return cls(z, _rays(depth.shape, step, K))
