@@ -57,10 +57,11 @@ bench: setup ## benchmarks: two things compared in one run
 soak: setup ## long runs
 	@$(ENV) $(ALONE) for file in bench/soak_*.py; do [ ! -e "$$file" ] || python "$$file" || exit 1; done
 
-generated: setup ## docs/reference.md, docs/api.md and config/da3.yaml, which are made from the code
+generated: setup ## docs/reference.md, docs/api.md and two files of config/, which are made from the code
 	@$(ENV) python tools/write_config.py config/da3.yaml
 	@$(ENV) python tools/write_reference.py docs/reference.md
 	@$(ENV) python tools/write_api.py docs/api.md
+	@$(ENV) python -m da3_ros nav2-config --camera-height 0.3 --output config/nav2_costmap.yaml
 
 docs: site/venv/installed ## documentation site, with search: site/html
 	@$(PYTHON) tools/stage_site.py site/source

@@ -23,6 +23,7 @@ from da3_ros.cli.fleet import add_fleet
 from da3_ros.cli.lasting_output import lasting_output
 from da3_ros.cli.merge import add_merge
 from da3_ros.cli.models import add_models
+from da3_ros.cli.nav2_config import add_nav2_config
 from da3_ros.cli.plan import add_plan
 from da3_ros.cli.replay import add_replay
 from da3_ros.cli.report import add_report
@@ -124,6 +125,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_merge(commands)
     add_view(commands)
     add_report(commands)
+    add_nav2_config(commands)
     return parser
 
 

@@ -14,7 +14,8 @@ DOCS = ROOT / "docs"
 INDEX = DOCS / "README.md"
 KINDS = ("How-to", "Explanation", "Figures", "Reference")
 PAGES = sorted({ROOT / "README.md", *DOCS.glob("*.md"), *ROOT.glob("*/README.md")})
-PRESETS = sorted(f.stem for f in (ROOT / "config").glob("*.yaml") if f.stem != "da3")
+NO_PRESETS = ("da3", "nav2_costmap")
+PRESETS = sorted(f.stem for f in (ROOT / "config").glob("*.yaml") if f.stem not in NO_PRESETS)
 PROSE = sorted({ROOT / "CONTRIBUTING.md", *PAGES})
 LONGEST_SENTENCE = 40  # words
 OURS = ("bench", "config", "docker", "docs", "launch", "rviz", "test", "tools", "da3_ros")

@@ -170,7 +170,7 @@ def test_replay_hands_on_the_nodes_arguments_and_choices():
     replay, node = (ROOT / "launch" / f"{name}.launch.py" for name in ("replay", "da3"))
     for name in constant(replay, "PASSED_ON"):
         assert name in arguments(node)
-    presets = {f.stem for f in CONFIG.parent.glob("*.yaml")} - {"da3"}
+    presets = {f.stem for f in CONFIG.parent.glob("*.yaml")} - {"da3", "nav2_costmap"}
     assert set(constant(node, "PRESETS")) == presets
     assert set(ast.literal_eval(arguments(replay)["preset"]["choices"])) == {"", *presets}
 

@@ -23,7 +23,7 @@ def values(name):
 
 
 def test_no_other_files_lie_there():
-    assert {f.stem for f in CONFIG.glob("*.yaml")} == {"da3", *PRESETS}
+    assert {f.stem for f in CONFIG.glob("*.yaml")} == {"da3", "nav2_costmap", *PRESETS}
 
 
 @each_preset

@@ -20,8 +20,8 @@ BELOW_CONFIG = {"backends", "network", "scale_sources", "splats", "geometry"}
 ROOMS = {
     "cli": {
         "backends", "derived", "drawing", "export", "fleet", "inference", "keyframe_store",
-        "mapping", "merging", "network", "recordings", "replay", "reporting", "scale_sources",
-        "synthetic", "viewer",
+        "mapping", "merging", "navigation", "network", "recordings", "replay", "reporting",
+        "scale_sources", "synthetic", "viewer",
     },
     "ros": {
         "drawing", "export", "geometry", "inference", "live", "mapping", "messages", "network",
