@@ -138,7 +138,7 @@ def _local(request: CostmapRequest) -> list[Row]:
         ("global_frame", "odom", "heights below are z in this frame"),
         ("robot_base_frame", "base_link", "the node's base_frame"),
         ("rolling_window", True, "the costmap moves with the robot"),
-        ("width", side, "m; holds all rays: Humble drops a ray that leaves the costmap"),
+        ("width", side, "m; holds all rays: Humble loses some of those that leave it"),
         ("height", side, "m"),
         *_shared(),
         ("track_unknown_space", False, "what no camera has seen is free for the controller"),

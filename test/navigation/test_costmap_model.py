@@ -262,7 +262,7 @@ def test_rays_that_leave_the_grid_are_cut_at_its_border():
 
 
 def test_a_ray_that_leaves_by_the_side_clears_to_the_last_cell():
-    """Humble lacks the step back from the border and drops such a ray."""
+    """A step back from the border, without which Humble loses some by rounding."""
     model = costmap({"a": layer("VoxelLayer")}, width=8, height=8)
     send(model, "clearing", (9.0, 0.025, H_M))
     assert (model.layers[0].voxels[:, 100, -1] == FREE_VOXEL).any()
