@@ -125,6 +125,16 @@ def test_a_late_source_makes_the_costmap_not_current():
     assert not model.current
 
 
+@pytest.mark.parametrize(("plugin", "expected"), [("ObstacleLayer", LETHAL), ("VoxelLayer", FREE)])
+def test_a_late_marking_source_stops_clearing_in_a_flat_layer(plugin, expected):
+    sources = {"marking": {**MARK, "expected_update_rate": 1.0}, "clearing": CLEAR}
+    model = costmap({"a": layer(plugin, sources)})
+    send(model, "marking", OBSTACLE)
+    send(model, "marking")
+    send(model, "clearing", BEHIND, now=2.0)
+    assert cost(model) == expected
+
+
 def test_rays_begin_where_the_sensor_frame_is():
     """A cloud that comes in another frame than the camera's clears from a wrong place."""
     named = {"marking": MARK, "clearing": {**CLEAR, "sensor_frame": "camera"}}
@@ -243,9 +253,12 @@ def test_a_column_is_free_when_few_enough_of_its_voxels_are_marked():
         assert cost(model) == expected
 
 
-@pytest.mark.parametrize(("threshold", "expected"), [(15, FREE), (14, UNKNOWN)])
-def test_a_column_with_many_unknown_voxels_is_unknown(threshold, expected):
-    values = {"unknown_threshold": threshold}
+@pytest.mark.parametrize(
+    ("threshold", "levels", "expected"),
+    [(15, 16, FREE), (14, 16, UNKNOWN), (8, 10, UNKNOWN), (9, 10, FREE), (3, 20, FREE)],
+)
+def test_a_column_with_many_unknown_voxels_is_unknown(threshold, levels, expected):
+    values = {"unknown_threshold": threshold, "z_voxels": levels, "z_resolution": 0.06}
     model = costmap({"a": layer("VoxelLayer", **values)}, track_unknown_space=True)
     assert (model.update(0.0) == UNKNOWN).all()
     send(model, "clearing", BEHIND)
