@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from da3_ros.cli.arguments import FAILED
+from da3_ros.config import LevelConfig, ObstacleConfig
 from da3_ros.parameter_schema import ConfigError
 
 EXAMPLE = """example:
@@ -25,18 +26,19 @@ def add_nav2_config(commands: Any) -> None:
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    obstacles, level = ObstacleConfig(), LevelConfig()
     nav2.add_argument("--camera-height", type=float, required=True, metavar="M", help="m")
     nav2.add_argument(
-        "--robot-height", type=float, default=argparse.SUPPRESS, metavar="M",
-        help="m; the robot passes beneath what is higher (default: 2.0, obstacles.max_height)",
+        "--robot-height", type=float, default=obstacles.max_height, metavar="M",
+        help="m; the robot passes beneath what is higher (default: %(default)s)",
     )  # fmt: skip
     nav2.add_argument(
-        "--max-range", type=float, default=argparse.SUPPRESS, metavar="M",
-        help="m; obstacles.max_range of the node (default: 5.0)",
+        "--max-range", type=float, default=obstacles.max_range, metavar="M",
+        help="m; obstacles.max_range of the node (default: %(default)s)",
     )  # fmt: skip
     nav2.add_argument(
-        "--floor-z", type=float, default=argparse.SUPPRESS, metavar="M",
-        help="m; level.floor_z of the node: height of the floor in base_frame (default: 0.0)",
+        "--floor-z", type=float, default=level.floor_z, metavar="M",
+        help="m; level.floor_z of the node: height of the floor in base_frame",
     )  # fmt: skip
     nav2.add_argument("--layer", default="voxel", help="voxel (default) or stvl")
     nav2.add_argument(
@@ -53,14 +55,17 @@ def _run_nav2_config(options: argparse.Namespace) -> int:
     from da3_ros.export.selection import ExportError
     from da3_ros.navigation.nav2_config import CostmapRequest, costmap_text
 
-    lengths = ("max_range", "robot_height", "floor_z")
     text = costmap_text(
         CostmapRequest(
-            camera_height_m=options.camera_height, layer=options.layer, node=options.node,
+            camera_height_m=options.camera_height,
+            max_range_m=options.max_range,
+            robot_height_m=options.robot_height,
+            floor_z_m=options.floor_z,
+            layer=options.layer,
+            node=options.node,
             fov_deg=_field_of_view(options.fov) if options.fov else None,
-            **{f"{name}_m": getattr(options, name) for name in lengths if name in options},
         )
-    )  # fmt: skip
+    )
     if options.output is None:
         sys.stdout.write(text)
         return 0

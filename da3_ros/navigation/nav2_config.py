@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from da3_ros.config import LevelConfig, ObstacleConfig
+from da3_ros.navigation.sighting import BEYOND
 from da3_ros.parameter_schema import ConfigError
 
 LAYERS = ("voxel", "stvl")
@@ -22,9 +23,6 @@ NODE_NAME = re.compile(r"(/[A-Za-z_][A-Za-z0-9_]*)+")
 RESOLUTION_M = 0.05  # side of a cell, and the least height of a voxel
 MOST_LEVELS = 16  # of a VoxelLayer
 CAMERA_MARGIN_M = 0.1  # the camera stays in the grid when the robot tilts or its odometry drifts
-# Free rays end at obstacles.max_range, and a VoxelLayer ends them two cells earlier: what is
-# marked at the end of the range could never be cleared.
-SHORT_OF_RANGE_M = 0.2
 EVERY_HEIGHT_M = 100.0  # a band that cuts nothing
 TRANSFORM_TOLERANCE_S = 1.0
 SILENT_S = 2.0
@@ -133,7 +131,7 @@ def _node(name: str, rows: list[Row]) -> Row:
 
 
 def _local(request: CostmapRequest) -> list[Row]:
-    side = 2 * math.ceil(request.max_range_m + RESOLUTION_M)
+    side = 2 * math.ceil(request.max_range_m + BEYOND + RESOLUTION_M)
     return [
         ("global_frame", "odom", "heights below are z in this frame"),
         ("robot_base_frame", "base_link", "the node's base_frame"),
@@ -197,7 +195,8 @@ def _camera_layer(request: CostmapRequest, unknown: bool) -> Row:
 def _voxel_rows(request: CostmapRequest) -> list[Row]:
     levels = voxel_levels(request.camera_height_m, request.robot_height_m)
     floor, top = request.floor_z_m, request.floor_z_m + levels.end_m
-    longest = math.ceil(math.hypot(request.max_range_m, levels.end_m - levels.begin_m))
+    reach = math.hypot(request.max_range_m + BEYOND, levels.end_m - levels.begin_m)
+    longest = float(math.ceil(reach))  # ray in the grid; the node's range is along the floor
     topic = f"{request.node}/points"
     return [
         ("plugin", "nav2_costmap_2d::VoxelLayer", ""),
@@ -218,17 +217,16 @@ def _voxel_rows(request: CostmapRequest) -> list[Row]:
             ("min_obstacle_height", _round(floor), "m; the node has left out the floor"),
             ("max_obstacle_height", _round(floor + request.robot_height_m),
              "m; what is higher is no obstacle; the default, 0.0, drops all"),
-            ("obstacle_max_range", _round(request.max_range_m - SHORT_OF_RANGE_M),
-             "m; farther, no ray clears: they end at obstacles.max_range"),
+            ("obstacle_max_range", longest, "m; the node cuts earlier: obstacles.max_range"),
             ("obstacle_min_range", 0.0, "m"),
-            ("raytrace_max_range", float(longest), "m; what is behind clears what has gone"),
+            ("raytrace_max_range", longest, "m; what is behind clears what has gone"),
             ("raytrace_min_range", 0.0, "m"),
         ], "what marks"),
         ("clearing", [
             *_source(f"{topic}/clearing", marking=False, clearing=True),
             ("min_obstacle_height", -EVERY_HEIGHT_M, "m; no ray is cut: noise puts floor below 0"),
             ("max_obstacle_height", EVERY_HEIGHT_M, "m; rays to the ceiling clear too"),
-            ("raytrace_max_range", float(longest), "m; the longest ray in the grid"),
+            ("raytrace_max_range", longest, "m; the longest ray in the grid"),
             ("raytrace_min_range", 0.0, "m"),
         ], "floor and free rays: clears only"),
     ]  # fmt: skip
@@ -256,7 +254,8 @@ def _stvl_rows(request: CostmapRequest, unknown: bool) -> list[Row]:
         ("min_obstacle_height", _round(request.floor_z_m), "m; the node has left out the floor"),
         ("max_obstacle_height", _round(request.floor_z_m + request.robot_height_m),
          "m; what is higher is no obstacle"),
-        ("obstacle_range", _round(request.max_range_m), "m; obstacles.max_range"),
+        ("obstacle_range", _round(request.max_range_m + request.robot_height_m),
+         "m; the node cuts earlier: obstacles.max_range"),
         ("observation_persistence", 0.0, "s; 0: the newest cloud alone"),
         ("expected_update_rate", SILENT_S, "a period, s: without a cloud for so long, Nav2 stops"),
         ("filter", "passthrough", "cuts by height, keeps all points: the node has thinned them"),

@@ -10,7 +10,7 @@ from support.costmap import FREE, LETHAL, Costmap, Scan
 from da3_ros.cli import main
 from da3_ros.config import ObstacleConfig
 from da3_ros.navigation.nav2_config import CostmapRequest, costmap_text, voxel_levels
-from da3_ros.navigation.sighting import sight
+from da3_ros.navigation.sighting import BEYOND, sight
 
 WRITTEN = Path(__file__).parents[2] / "config" / "nav2_costmap.yaml"
 HEIGHTS = (0.1, 0.3, 0.79, 0.81, 1.2, 1.89, 1.91, 2.2)  # m, of the camera
@@ -78,16 +78,19 @@ def test_obstacles_mark_and_what_has_gone_is_cleared(height_m, robot_m, floor_z)
 
 
 def test_what_is_marked_at_the_largest_range_is_cleared():
-    """Free rays of the node end at its range, and Nav2 ends them two cells earlier."""
+    """Nav2 ends rays two cells before their points, so the node's free rays go farther."""
     model = Costmap.from_parameters(parameters())
     T = np.eye(4)
     T[:3, 3] = 0, 0, 0.3
-    range_m, angle = np.meshgrid(np.arange(4.0, 5.2, 0.02), np.arange(-0.1, 0.1, 0.002))
+    most = ObstacleConfig().max_range
+    range_m, angle = np.meshgrid(np.arange(most - 1, most, 0.02), np.arange(-0.1, 0.1, 0.002))
     marks = polar(range_m.ravel(), angle.ravel())
     model.receive("/da3/points/obstacles", marks, T, 0.0)
-    assert (model.update(0.0) == LETHAL).sum() > 200
+    model.update(0.0)
+    assert all(model.cost_at(x, y) == LETHAL for x, y, _ in marks)
+    free = polar(most + BEYOND, np.arange(-0.15, 0.15, 0.002))
     model.receive("/da3/points/obstacles", marks[:0], T, 0.1)
-    model.receive("/da3/points/clearing", polar(5.0, np.arange(-0.15, 0.15, 0.002)), T, 0.1)
+    model.receive("/da3/points/clearing", free, T, 0.1)
     assert (model.update(0.1) == LETHAL).sum() == 0
 
 
@@ -167,8 +170,9 @@ def test_options_change_topics_ranges_and_the_line_on_top(capsys):
     assert layer["width"] == 8
     source = layer["camera_layer"]["obstacles"]
     assert source["topic"] == "/robot/eye/points/obstacles"
-    assert (source["obstacle_max_range"], source["max_obstacle_height"]) == (2.8, 0.6)
-    assert layer["camera_layer"]["clearing"]["raytrace_max_range"] > 3.0
+    assert source["max_obstacle_height"] == 0.6
+    assert 3.0 < source["obstacle_max_range"] < 5.0
+    assert layer["camera_layer"]["clearing"]["raytrace_max_range"] > 3.0 + BEYOND
 
 
 @pytest.mark.parametrize(
