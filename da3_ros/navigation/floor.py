@@ -18,7 +18,8 @@ COLUMNS = 80  # pixels along the longer side that are looked at
 UPRIGHT = np.cos(np.radians(50.0))  # least cosine between up and the image's up
 TRIES = 256  # planes through three points
 THICK = 0.04  # largest distance of the floor's points from it, per height of the camera
-LEAST = 0.08  # share of a frame's points that a floor has at least
+FITTED = 16  # of the planes with the most points on them
+LEAST = 0.05  # share of a frame's points that a floor has at least
 BENEATH = 0.03  # largest share of points beneath a floor; more: it is a table
 NEAR = 5.0  # heights of the camera, as far as a known floor is corrected
 TURN = np.cos(np.radians(4.0))  # least cosine between a known floor's normal and the corrected one
@@ -95,18 +96,20 @@ def find_floor(points: Array) -> Array | None:
     n = n[length > 0] / length[length > 0, None]
     n *= np.where(n[:, 1] > 0, -1.0, 1.0)[:, None]  # up: against y
     height = -np.einsum("ij,ij->i", n, triples[length > 0, 0])
-    usable = (-n[:, 1] >= UPRIGHT) & (height > 0)
-    n, height = n[usable], height[usable]
-    over = points @ n.T + height  # [N, planes]
-    on = np.abs(over) < THICK * height
-    beneath = (over < -2 * THICK * height).mean(axis=0)
-    # By area: a near pixel shows less of it.
-    area = np.minimum(points[:, 2], 3 * np.median(points[:, 2])) ** 2
-    score = np.where((on.mean(axis=0) >= LEAST) & (beneath <= BENEATH), area @ on, 0.0)
-    if not len(score) or not score.any():
-        return None
-    best = int(np.argmax(score))
-    return _fitted(points, np.append(n[best], height[best]), np.ones(len(points), bool))
+    planes = np.column_stack((n, height))[(-n[:, 1] >= UPRIGHT) & (height > 0)]
+    on = np.abs(points @ planes[:, :3].T + planes[:, 3]) < THICK * planes[:, 3]
+    for best in np.argsort(-on.sum(axis=0), kind="stable")[:FITTED]:
+        # A plane that cuts a wall at a slant becomes the wall when it is fitted.
+        found = _fitted(points, planes[best], np.ones(len(points), bool))
+        if found is not None and -found[1] >= UPRIGHT and _is_lowest(points, found):
+            return found
+    return None
+
+
+def _is_lowest(points: Array, plane: Array) -> bool:
+    """Whether little is beneath a plane: else it is a table."""
+    over = points @ plane[:3] + plane[3]
+    return float((over < -2 * THICK * plane[3]).mean()) <= BENEATH
 
 
 def corrected_floor(points: Array, plane: Array) -> Array | None:
@@ -128,7 +131,7 @@ def _fitted(points: Array, plane: Array, among: NDArray[np.bool_]) -> Array | No
     """Returns the plane [4] through the points on ``plane``; None: too few."""
     for _ in range(3):
         on = among & (np.abs(points @ plane[:3] + plane[3]) < THICK * plane[3])
-        if on.sum() < LEAST * len(points) / 2:
+        if on.sum() < max(3, LEAST * len(points) / 2):
             return None
         middle = points[on].mean(axis=0)
         n = np.linalg.svd(points[on] - middle, full_matrices=False)[2][2]

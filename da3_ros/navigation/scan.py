@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from da3_ros.navigation.sighting import Sighting
 from da3_ros.types import Array, FloatImage
 
 BEAMS = 720  # of a full turn, beginning backwards; the same in every scan, as consumers expect
+GAP = 2  # beams on each side of a gap that pixels leave
 FREE = 0.95  # share of the range to which a beam must be seen free to have no return
 
 
@@ -17,17 +19,25 @@ def scan_ranges(sighting: Sighting, T_level_camera: Array, max_range: float) -> 
 
     Beam i is at angle 2 pi (i / BEAMS - 1/2) about z of the level frame, x forward.
     """
-    ranges = np.full(BEAMS, np.nan, np.float32)
-    beam, distance, from_camera = _polar(sighting.clearing, T_level_camera)
-    ranges[beam[from_camera >= FREE * max_range]] = np.inf
+    beam, _, from_camera = _polar(sighting.clearing, T_level_camera)
+    free = np.zeros(BEAMS, bool)
+    free[beam[from_camera >= FREE * max_range]] = True
+    ranges = np.where(_closed(free), np.float32(np.inf), np.float32(np.nan))
     beam, distance, _ = _polar(sighting.marks, T_level_camera)
     nearest = np.full(BEAMS, np.inf, np.float32)
     np.minimum.at(nearest, beam, distance)
-    # Pixels of a near surface may lie more than a beam apart.
+    # Pixels may lie more than a beam apart.
     before, after = np.roll(nearest, 1), np.roll(nearest, -1)
     between = np.isinf(nearest) & np.isfinite(before) & np.isfinite(after)
     nearest[between] = np.minimum(before, after)[between]
     return np.where(np.isfinite(nearest), nearest, ranges)
+
+
+def _closed(beams: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Returns beams [BEAMS] without gaps of up to ``2 * GAP`` beams."""
+    turns = range(-GAP, GAP + 1)
+    wider = np.any([np.roll(beams, by) for by in turns], axis=0)
+    return np.asarray(np.all([np.roll(wider, by) for by in turns], axis=0))
 
 
 def _polar(points: FloatImage, T: Array) -> tuple[Array, FloatImage, FloatImage]:
