@@ -80,3 +80,30 @@ def test_without_prior_and_rig_a_frame_stays_as_it_is():
     assert found.T_prior_camera is None
     assert found.T_rig_camera is None
     assert not warned
+
+
+def test_the_base_says_what_is_up_if_it_is_to():
+    tree = TransformTree()
+    tree.add("base_link", "_optical", shifted(0.3), 0, static=True)
+    for source, base, known in (
+        ("base", "base_link", True), ("base", "", False), ("none", "base_link", False),
+        ("ground", "base_link", False),
+    ):  # fmt: skip
+        config, warned = config_from_parameters({"level.source": source}), []
+        made = FrameAnnotator(config, tree, None, warned.append, base_frame=base)
+        (found,) = made.annotate([frame(1)])
+        assert (found.T_level_camera is not None) == known
+        assert not warned
+        if known:
+            np.testing.assert_array_equal(found.T_level_camera, shifted(0.3))
+
+
+def test_a_base_without_a_mount_is_warned_of():
+    said = []
+    made = FrameAnnotator(
+        PipelineConfig(), TransformTree(), None, lambda text, every_s: said.append(text),
+        base_frame="base_link",
+    )  # fmt: skip
+    assert made.annotate([frame(1)])[0].T_level_camera is None
+    assert said[0].startswith("what is up is unknown")
+    assert "base_link" in said[0]
