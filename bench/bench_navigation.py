@@ -24,8 +24,9 @@ from refinement_runs import room_camera
 sys.path.insert(0, str(Path(__file__).parents[1] / "test"))
 
 from support.driving import DrivenRoom, drive, robots_frames, total
+from support.solids import K, Solid, camera_at, depth_of, in_level
 
-from da3_ros.config import PipelineConfig, config_from_parameters
+from da3_ros.config import ObstacleConfig, PipelineConfig, config_from_parameters
 from da3_ros.inference.factory import open_networks
 from da3_ros.inference.interfaces import Session
 from da3_ros.navigation.sighting import floor_height, sight
@@ -33,7 +34,7 @@ from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera, SyntheticFrame
 from da3_ros.synthetic.evaluation import resize_nearest
 from da3_ros.synthetic.truth import Noise, TruthSession
-from da3_ros.types import Frame
+from da3_ros.types import Array, Frame
 
 NOISES = {
     "exact": Noise(), "pixels 2 %": Noise(independent=0.02), "smooth 2 %": Noise(smooth=0.02),
@@ -94,6 +95,53 @@ def driven(options: argparse.Namespace, model: str, noise: Noise | None) -> dict
     return {"rooms": len(found), "seen": both.seen, "marked": both.marked} | both.shares()
 
 
+THINGS = {  # at distance x: lowest and highest corner, metres
+    "box, 5 cm high": lambda x: Solid((x, -0.2, 0), (x + 0.2, 0.2, 0.05)),
+    "box, 10 cm high": lambda x: Solid((x, -0.2, 0), (x + 0.2, 0.2, 0.10)),
+    "box, 15 cm high": lambda x: Solid((x, -0.2, 0), (x + 0.2, 0.2, 0.15)),
+    "box, 20 cm high": lambda x: Solid((x, -0.2, 0), (x + 0.2, 0.2, 0.20)),
+    "leg, 0.5 cm wide": lambda x: Solid((x, 0, 0), (x + 0.005, 0.005, 0.7)),
+    "leg, 1 cm wide": lambda x: Solid((x, 0, 0), (x + 0.01, 0.01, 0.7)),
+    "leg, 2 cm wide": lambda x: Solid((x, 0, 0), (x + 0.02, 0.02, 0.7)),
+    "leg, 3 cm wide": lambda x: Solid((x, 0, 0), (x + 0.03, 0.03, 0.7)),
+    "table top at 70 cm": lambda x: Solid((x, -0.5, 0.68), (x + 0.6, 0.5, 0.72)),
+}  # fmt: skip
+RAMPS_DEG = (3, 5, 8, 10, 15)  # that begin at 1 m
+CAMERAS = {"0.3 m, level": camera_at(0.3), "1 m, 15 degrees down": camera_at(1.0, 15.0)}
+TIMES = 5  # noisy depths of each thing
+FEWEST = 3  # points that make it seen
+
+
+def things() -> list[dict[str, Any]]:
+    """Returns from where to where, metres, things on a floor are marked, with noise of 2 %."""
+    rows = []
+    for camera, T in CAMERAS.items():
+        for name, solid in THINGS.items():
+            seen = [x for x in np.arange(0.5, 3.95, 0.1) if _always_marked(T, solid(x), x)]
+            rows.append({"camera": camera, "thing": name, "seen_m": _ends(seen)})
+        for tilt in RAMPS_DEG:
+            marks = _marks(T, Solid((1.0, -2, -0.01), (4, 2, 0), tilt_deg=tilt), 0)
+            seen = [float(np.percentile(marks[:, 0], 1)), 4.0] if len(marks) > FEWEST else []
+            name = f"ramp of {tilt} degrees from 1 m"
+            rows.append({"camera": camera, "thing": name, "seen_m": _ends(seen)})
+    return rows
+
+
+def _always_marked(T: Array, solid: Solid, x: float) -> bool:
+    marks = (_marks(T, solid, seed) for seed in range(TIMES))
+    return all((np.abs(points[:, 0] - x) < 0.4).sum() >= FEWEST for points in marks)
+
+
+def _marks(T: Array, solid: Solid, seed: int) -> Array:
+    depth = depth_of(T, [solid])
+    depth = depth * np.exp(0.02 * np.random.default_rng(seed).normal(size=depth.shape))
+    return in_level(sight(depth.astype(np.float32), K, T, ObstacleConfig()).marks, T)
+
+
+def _ends(seen: Sequence[float]) -> list[float]:
+    return [round(float(x), 1) for x in (min(seen), max(seen))] if seen else []
+
+
 def timed(size: tuple[int, int]) -> dict[str, Any]:
     """Returns the time of judging a frame of a size, ms."""
     camera = SyntheticCamera(1, size, frames=2)
@@ -122,13 +170,16 @@ def main() -> None:
     parser.add_argument("--verbose", action="store_true", help="a line per walk")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, noise in NOISES.items() if options.model == "truth" else (("network", None),):
         rows.append({"depth": name} | driven(options, options.model, noise))
         results_file.show(rows[-1])
-    times = timed((504, 378))
-    results_file.show(times)
-    results_file.write(options.output, {"rows": rows, "time": times}, "cpu")
+    found: dict[str, Any] = {"rows": rows}
+    if options.model == "truth":
+        found |= {"time": timed((504, 378)), "things": things()}
+        for row in (found["time"], *found["things"]):
+            results_file.show(row)
+    results_file.write(options.output, found, "cpu")
 
 
 if __name__ == "__main__":
