@@ -42,7 +42,8 @@ class SceneOutput:
     ) -> None:
         """camera: name of the scene's only camera; empty for a scene of all cameras.
 
-        prior: True if the robot's own poses are used. timings: as in ``Outputs``.
+        prior: True if the robot's own poses are used. timings: as in ``Outputs``; False: for a
+        file, which nobody asks for a topic that cannot be.
         """
         own = f"{camera}/" if additional else ""
         self.messages = Outputs(
@@ -55,7 +56,7 @@ class SceneOutput:
             tf=lambda frame: self.tf.edges(frame),
             scene_prefix=camera,
             base_frame=config.base_frame,
-            warn=warn,
+            warn=warn if timings else lambda text, every_s=0.0: None,
         )
         self.tf = TfOutput(
             config,

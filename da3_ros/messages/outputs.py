@@ -67,7 +67,8 @@ class Outputs:
         T_ros_map: returns the map [4, 4] in the axes that are published now. tf: returns the
         transforms of a frame; by default map to odom to camera. scene_prefix: prefix of the topics
         of the scene, as the camera's name is the prefix of the topics of its frames. base_frame:
-        the robot's base, which is level.
+        the robot's base, which is level. warn: takes a line, and ``every_s``, the shortest time
+        between two equal ones.
         """
         self.lib = lib
         self.config = config
@@ -78,7 +79,7 @@ class Outputs:
         self._tf = tf or self._default_edges
         self._base_frame, self._warn = base_frame, warn
         self._sighting: tuple[int, Sighting] | None = None  # of the newest frame, by its id
-        self._has_level_frame = False  # whether the newest frame's was published
+        self._level_frame = ""  # that was published with the newest frame
         self._recent: OrderedDict[int, TrackedFrame] = OrderedDict()
         self._keyframes: OrderedDict[int, TrackedFrame] = OrderedDict()
 
@@ -116,19 +117,16 @@ class Outputs:
         """Returns the transforms to publish with a frame."""
         edges, T = self._tf(frame), frame.T_level_camera
         of_own = self.config.level.source == "ground" and T is not None and frame.scale.metric
-        self._has_level_frame = not of_own or bool(edges)
-        if T is None or not of_own or not edges:
+        self._level_frame = f"{frame.frame_id}_level" if of_own and edges else ""
+        if T is None or not self._level_frame:
             return edges
-        return [*edges, (frame.frame_id, self._level_frame(frame), invert_pose(T))]
+        return [*edges, (frame.frame_id, self._level_frame, invert_pose(T))]
 
-    def level_frame(self, frame: TrackedFrame) -> str:
-        """Returns the name of a frame's level frame; empty if it is in no transform."""
-        return self._level_frame(frame) if self._has_level_frame else ""
-
-    def _level_frame(self, frame: TrackedFrame) -> str:
-        if self.config.level.source == "base":
-            return self._base_frame
-        return f"{frame.frame_id}_level"
+    @property
+    def level_frame(self) -> str:
+        """The name of the newest frame's level frame; empty if it is in no transform."""
+        by_base = self.config.level.source == "base"
+        return self._base_frame if by_base else self._level_frame
 
     def sighting(self, frame: TrackedFrame) -> Sighting:
         """Returns what a frame says of obstacles and free space; made once per frame."""
@@ -216,8 +214,9 @@ class OutputContext(Protocol):
     def edges(self, frame: TrackedFrame) -> list[Edge]:
         """Returns the transforms to publish with a frame."""
 
-    def level_frame(self, frame: TrackedFrame) -> str:
-        """Returns the name of a frame's level frame; empty if it is in no transform."""
+    @property
+    def level_frame(self) -> str:
+        """The name of the newest frame's level frame; empty if it is in no transform."""
 
     def sighting(self, frame: TrackedFrame) -> Sighting:
         """Returns what a frame says of obstacles and free space."""
@@ -339,7 +338,7 @@ def _clearing(s: OutputContext, frame: TrackedFrame) -> Any:
 
 
 def _scan(s: OutputContext, frame: TrackedFrame) -> Any:
-    level_frame, most = s.level_frame(frame), s.config.obstacles.max_range
+    level_frame, most = s.level_frame, s.config.obstacles.max_range
     if not level_frame or frame.T_level_camera is None:
         return None
     ranges = scan_ranges(s.sighting(frame), frame.T_level_camera, most)

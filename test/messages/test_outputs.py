@@ -28,8 +28,8 @@ def tracked(i, ids, **fields):
     return TrackedFrame(
         id=i, stamp_ns=i, frame_id="optical", camera="", image=np.zeros((4, 6, 3), np.uint8),
         depth_m=np.ones((4, 6), np.float32), confidence=np.ones((4, 6), np.float32),
-        K=np.diag([5.0, 5, 1]), T_map_camera=np.eye(4), keyframe=True,
-        window=report, **{"scale": Scale(), **fields},
+        K=np.diag([5.0, 5, 1]), keyframe=True, window=report,
+        **{"scale": Scale(), "T_map_camera": np.eye(4), **fields},
     )  # fmt: skip
 
 
@@ -154,3 +154,14 @@ def test_an_empty_map_can_be_shown():
         "map/points", views_of(Scene((), Poses.of([]))), 7
     )
     assert (message.width, len(message.data)) == (0, 0)
+
+
+def test_a_single_image_network_has_a_scan_about_the_base():
+    unposed = tracked(
+        0, (0,), scale=Scale("metric_model", 1.0, 0.0), T_level_camera=LEVEL,
+        T_map_camera=np.full((4, 4), np.nan),
+    )  # fmt: skip
+    out = outputs(RosbagsLibrary(), base_frame="base_link")
+    made = {topic: message for topic, _, message in out.frame(unposed)}
+    assert made["scan"].header.frame_id == "base_link"
+    assert "/tf" not in made
