@@ -401,6 +401,24 @@ class ObstacleConfig:
 
 
 @dataclass(frozen=True)
+class OccupancyConfig:
+    """The grid of the map, `~/map/occupancy`."""
+
+    resolution_m: float = option(
+        0.05,
+        "edge of a cell, metres. Nav2 plans in cells of this size; smaller ones show errors of "
+        "depth, which are 2 % of the distance and more",
+        low=0.01,
+        high=1.0,
+    )
+    updates: bool = option(
+        False,
+        "whether only changed cells are sent, in `~/map/occupancy_updates`, while the grid's size "
+        "stays. Each subscriber to the grid must take both: Nav2 by `subscribe_to_updates`",
+    )
+
+
+@dataclass(frozen=True)
 class SplatsConfig:
     """Gaussian splats of keyframes."""
 
@@ -452,6 +470,7 @@ class PipelineConfig:
     splats: SplatsConfig = group(SplatsConfig, "splats.")
     level: LevelConfig = group(LevelConfig, "level.")
     obstacles: ObstacleConfig = group(ObstacleConfig, "obstacles.")
+    occupancy: OccupancyConfig = group(OccupancyConfig, "occupancy.")
     max_late_s: float = option(
         0.5,
         "a frame up to this much older than the newest is dropped as late; an older one is a time "

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from da3_ros.config import NodeConfig, PipelineConfig
+from da3_ros.live.grid_feed import GridFeed
 from da3_ros.live.metrics import ThreadSafeCounter
 from da3_ros.live.scene_output import SceneOutput
 from da3_ros.mapping.submaps import Snapshot
@@ -20,7 +21,9 @@ from da3_ros.messages.outputs import (
     MAX_DISPLAY,
     MAX_PATH,
     SCENE_TOPICS,
+    SILENT_PERIOD_S,
     Published,
+    SceneTopic,
     SceneViews,
 )
 from da3_ros.pipeline.pipeline import Pipeline
@@ -83,10 +86,19 @@ class SceneStream:
         self._views = SceneViews(
             path=lambda: pipeline.path(MAX_PATH),
             scene=lambda: pipeline.map.view.thinned(MAX_DISPLAY, pipeline.scene_map.T_ros_map),
+            grid=lambda: self._grids.whole(),
+            grid_part=lambda: self._grids.update(),
+        )
+        self._grids = GridFeed(
+            pipeline.scene_map.occupancy,
+            lambda: (
+                pipeline.config.occupancy.updates
+                and self._has_subscribers("map/occupancy_updates")
+            ),
         )
         self._sent_at = dict.fromkeys(SCENE_TOPICS, 0.0)
         # Revision of the map that was last published on each topic.
-        self._shown = dict.fromkeys(SCENE_TOPICS, pipeline.map.revision)
+        self._shown = {topic: self._revision(topic) for topic in SCENE_TOPICS}
 
     def put(self, raw: RawFrame) -> None:
         """Add a new image; called from callbacks."""
@@ -135,16 +147,17 @@ class SceneStream:
 
     def publish_map(self) -> None:
         """Publish what shows the map to its subscribers, also if it has not changed."""
-        store = self.pipeline.map
+        self._grids.renew()
+        has_path = len(self.pipeline.map.table.path) > 0
         for topic, row in SCENE_TOPICS.items():
-            always_empty = not len(store.table.path) and self._shown[topic] == store.revision
+            always_empty = not has_path and self._shown[topic] == self._revision(topic)
             if row.on_change and not always_empty and self._has_subscribers(topic):
                 self._publish_of_map(topic)
 
     def refresh_map(self) -> None:
         """Publish what shows the map, if it has changed, is due and has a subscriber."""
         for topic, row in SCENE_TOPICS.items():
-            changed = row.on_change and self.pipeline.map.revision != self._shown[topic]
+            changed = row.on_change and self._revision(topic) != self._shown[topic]
             if changed and self._is_due(topic) and self._has_subscribers(topic):
                 self._publish_of_map(topic)
 
@@ -153,7 +166,25 @@ class SceneStream:
         for topic, row in SCENE_TOPICS.items():
             if not row.on_change and self._is_due(topic) and self._has_subscribers(topic):
                 self._publish_of_scene(topic, frame.stamp_ns)
+            if (reason := self._why_silent(row, frame)) and self._has_subscribers(topic):
+                text = f"~/{self.output.messages.of_scene(topic)} is silent: {reason}"
+                self.host.warn(text, every_s=SILENT_PERIOD_S)
         self.refresh_map()
+
+    def _why_silent(self, row: SceneTopic, frame: TrackedFrame) -> str:
+        if (
+            row.of_grid
+            and frame.T_level_camera is not None
+            and not self.pipeline.scene_map.is_level
+        ):
+            return "the map is not level, as it was loaded, or followed: begin one with ~/reset"
+        return row.silent(frame)
+
+    def _revision(self, topic: str) -> int:
+        """Returns a number that changes with what a topic shows of the map."""
+        if SCENE_TOPICS[topic].of_grid:
+            return self.pipeline.scene_map.floor_map.occupancy.revision
+        return self.pipeline.map.revision
 
     def _is_due(self, topic: str) -> bool:
         return time.monotonic() - self._sent_at[topic] >= SCENE_TOPICS[topic].period_s
@@ -162,12 +193,14 @@ class SceneStream:
         return self.host.has_subscribers(self.output.messages.of_scene(topic))
 
     def _publish_of_map(self, topic: str) -> None:
-        self._shown[topic] = self.pipeline.map.revision
+        self._shown[topic] = self._revision(topic)
         self._publish_of_scene(topic, self.pipeline.map.newest_stamp_ns or self.host.now_ns())
 
     def _publish_of_scene(self, topic: str, stamp_ns: int) -> None:
         self._sent_at[topic] = time.monotonic()
-        self.host.publish(self.output.messages.scene(topic, self._views, stamp_ns))
+        published = self.output.messages.scene(topic, self._views, stamp_ns)
+        if published is not None:
+            self.host.publish(published)
 
     def _clear_inputs(self) -> None:
         with self._lock:

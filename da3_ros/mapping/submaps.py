@@ -19,6 +19,7 @@ from da3_ros.geometry.poses import T_ROS_MAP
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.mapping.dynamic_points import DynamicPoints
+from da3_ros.mapping.floor_view import FloorView
 from da3_ros.mapping.frames import LocalFrame
 from da3_ros.mapping.map_table import MapTable
 from da3_ros.mapping.recognition import Recognition
@@ -63,6 +64,7 @@ class Snapshot:
     # Lengths of the snapshot (metres if ``metric``) per network unit of the newest window.
     unit: float = 1.0
     recognition: Recognition | None = None  # None: its locations are not recognised
+    floor: tuple[FloorView, ...] = ()  # what keyframes saw of the floor
 
     def scene(self) -> Scene:
         """Returns the scene to show and export."""

@@ -19,6 +19,7 @@ from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 
 from da3_ros.geometry.poses import T_ROS_MAP, quaternion_from_matrix
 from da3_ros.geometry.projection import backproject, ros_K
+from da3_ros.navigation.floor_grid import GridPart, OccupancyGrid
 from da3_ros.sensors.calibration import pinhole_calibration
 from da3_ros.types import Array, Calibration, FloatImage, Image, TrackedFrame, WindowReport
 
@@ -38,6 +39,9 @@ class MessageLibrary(Protocol):
 
     def bytes(self, values: np.ndarray[Any, Any]) -> Any:
         """Returns the memory of ``values`` for a ``uint8[]`` field, in one copy."""
+
+    def signed_bytes(self, values: NDArray[np.int8]) -> Any:
+        """Returns the memory of ``values`` for an ``int8[]`` field, in one copy."""
 
     def sequence(self, values: Iterable[float], code: str) -> Any:
         """Returns numbers for an unbounded numeric field; ``code``: type code of module array."""
@@ -62,6 +66,10 @@ class RosbagsLibrary:
     def bytes(self, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """``values``' memory in C order as uint8 [n]."""
         return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+
+    def signed_bytes(self, values: NDArray[np.int8]) -> NDArray[np.int8]:
+        """``values`` in C order as int8 [n]."""
+        return np.ascontiguousarray(values, np.int8).reshape(-1)
 
     def sequence(self, values: Iterable[float], code: str) -> np.ndarray[Any, Any]:
         """Numbers as an array of ``code``'s type."""
@@ -408,6 +416,29 @@ def path(
         header=header(lib, stamp_ns, frame_id),
         poses=[pose_stamped(lib, stamp, frame_id, T) for stamp, T in poses],
     )
+
+
+def occupancy_grid(lib: MessageLibrary, stamp_ns: int, frame_id: str, grid: OccupancyGrid) -> Any:
+    """nav_msgs/OccupancyGrid, REP-103: row 0 is at the smallest y of ``frame_id``."""
+    height, width = grid.cells.shape
+    T = np.eye(4)
+    T[:2, 3] = grid.origin
+    info = lib.type("nav_msgs/msg/MapMetaData")(
+        map_load_time=time(lib, stamp_ns), resolution=float(np.float32(grid.resolution)),
+        width=width, height=height, origin=pose(lib, T),
+    )  # fmt: skip
+    return lib.type("nav_msgs/msg/OccupancyGrid")(
+        header=header(lib, stamp_ns, frame_id), info=info, data=lib.signed_bytes(grid.cells)
+    )
+
+
+def occupancy_update(lib: MessageLibrary, stamp_ns: int, frame_id: str, part: GridPart) -> Any:
+    """map_msgs/OccupancyGridUpdate: a rectangle of the last grid."""
+    height, width = part.cells.shape
+    return lib.type("map_msgs/msg/OccupancyGridUpdate")(
+        header=header(lib, stamp_ns, frame_id), x=part.x, y=part.y, width=width, height=height,
+        data=lib.signed_bytes(part.cells),
+    )  # fmt: skip
 
 
 def tf(lib: MessageLibrary, transforms: Iterable[tuple[int, str, str, Array]]) -> Any:

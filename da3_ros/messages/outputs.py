@@ -18,6 +18,7 @@ from da3_ros.mapping.scene import Scene
 from da3_ros.mapping.trajectory import Poses
 from da3_ros.messages import build
 from da3_ros.messages.build import MessageLibrary
+from da3_ros.navigation.floor_grid import GridPart, OccupancyGrid
 from da3_ros.navigation.scan import scan_ranges
 from da3_ros.navigation.sighting import Sighting, floor_height, sight
 from da3_ros.types import Array, TrackedFrame, WindowReport
@@ -104,10 +105,12 @@ class Outputs:
         row = FRAME_TOPICS["/tf"]
         return "/tf", row.type, build.tf(self.lib, [(stamp_ns, *edge) for edge in edges])
 
-    def scene(self, topic: str, views: SceneViews, stamp_ns: int) -> Published:
-        """Returns the message of a topic of the scene, one of SCENE_TOPICS."""
+    def scene(self, topic: str, views: SceneViews, stamp_ns: int) -> Published | None:
+        """Returns the message of a topic of the scene, one of SCENE_TOPICS; None: there is
+        nothing to send."""
         row = SCENE_TOPICS[topic]
-        return self.of_scene(topic), row.type, row.build(self, views, stamp_ns)
+        message = row.build(self, views, stamp_ns)
+        return None if message is None else (self.of_scene(topic), row.type, message)
 
     def of_scene(self, topic: str) -> str:
         """Returns the name of a topic of the scene, with the scene's prefix."""
@@ -234,6 +237,9 @@ class SceneViews:
 
     path: Callable[[], Poses]
     scene: Callable[[], Scene]
+    # What is to be sent of the occupancy grid: all, or the part that has changed; None: nothing.
+    grid: Callable[[], OccupancyGrid | None] = lambda: None
+    grid_part: Callable[[], GridPart | None] = lambda: None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,6 +250,8 @@ class Topic:
     text: str
     depth: int = 1  # messages that are kept for slow subscribers
     latched: bool = False  # whether the last message is kept for late subscribers
+    recorded: bool = True  # whether a replay writes it
+    optional: bool = False  # whether the package of its type may be missing
 
 
 def _always(frame: TrackedFrame) -> bool:
@@ -263,7 +271,6 @@ class FrameTopic(Topic):
     # Why it cannot be built, with the remedy; empty: it can be, or will be without doing anything.
     silent: Callable[[TrackedFrame], str] = _never
     unasked: bool = False  # whether it is built without subscribers too
-    recorded: bool = True  # whether a replay writes it
     of_scene: bool = False  # whether its prefix is that of the scene, not that of the camera
 
 
@@ -271,11 +278,15 @@ class FrameTopic(Topic):
 class SceneTopic(Topic):
     """A topic with a message of the scene so far."""
 
-    build: Callable[[OutputContext, SceneViews, int], Any]  # the int: its stamp, ns
+    # Returns None if there is nothing to send. The int: its stamp, ns.
+    build: Callable[[OutputContext, SceneViews, int], Any]
     latched: bool = True
     period_s: float = 1.0  # shortest time between two messages
     # Whether it is sent when the map has changed, and at once to a new subscriber; not by frame.
     on_change: bool = False
+    of_grid: bool = False  # whether what changes is the occupancy grid, not the points
+    # As in FrameTopic, by the newest frame.
+    silent: Callable[[TrackedFrame], str] = _never
 
 
 # What frames have -------------------------------------------------------------------------------
@@ -396,6 +407,16 @@ def _map_points(s: OutputContext, views: SceneViews, stamp_ns: int) -> Any:
     return build.point_cloud(s.lib, stamp_ns, s.map_frame, cloud.xyz, cloud.rgb)
 
 
+def _occupancy(s: OutputContext, views: SceneViews, stamp_ns: int) -> Any:
+    grid = views.grid()
+    return None if grid is None else build.occupancy_grid(s.lib, stamp_ns, s.map_frame, grid)
+
+
+def _occupancy_update(s: OutputContext, views: SceneViews, stamp_ns: int) -> Any:
+    part = views.grid_part()
+    return None if part is None else build.occupancy_update(s.lib, stamp_ns, s.map_frame, part)
+
+
 # The tables -------------------------------------------------------------------------------------
 
 IMAGE, CLOUD = "sensor_msgs/msg/Image", "sensor_msgs/msg/PointCloud2"
@@ -484,12 +505,24 @@ SCENE_TOPICS: dict[str, SceneTopic] = {
         type=CLOUD, build=_map_points, on_change=True,
         text="the scene thinned for display, at most once a second",
     ),
+    "map/occupancy": SceneTopic(
+        type="nav_msgs/msg/OccupancyGrid", build=_occupancy, on_change=True, of_grid=True,
+        silent=_why_not_navigable,
+        text="where a robot can drive: 0 free, 100 occupied, -1 unknown; at most once a second; "
+        "only in metres, in a level map",
+    ),
+    "map/occupancy_updates": SceneTopic(  # after the grid that it changes
+        type="map_msgs/msg/OccupancyGridUpdate", build=_occupancy_update, on_change=True,
+        of_grid=True, latched=False, depth=10, recorded=False, optional=True,
+        text="the cells of `map/occupancy` that have changed, with `occupancy.updates`; needs the "
+        "package map_msgs",
+    ),
 }  # fmt: skip
 
 
 def is_recorded(topic: str) -> bool:
     """Whether a replay writes a topic, by its name with any prefix; others repeat what it has."""
-    rows = FRAME_TOPICS.items()
+    rows = output_topics().items()
     return not any(topic.endswith(name) for name, row in rows if not row.recorded)
 
 

@@ -37,8 +37,10 @@ from da3_ros.mapping.pose_hint import PoseHint
 from da3_ros.mapping.scene import REFERENCE
 from da3_ros.mapping.submaps import Snapshot, SubmapStore
 from da3_ros.navigation.floor import Floor, below_first_camera
+from da3_ros.navigation.floor_grid import OccupancyGrid
 from da3_ros.pipeline.delivery import PlacedWindow, tracked_frame, with_covariance
 from da3_ros.pipeline.depth_mapping import DepthMapping, Found, PointsMaker
+from da3_ros.pipeline.floor_mapping import FloorMapping
 from da3_ros.pipeline.keyframe_recording import KeyframeData, KeyframeRecording
 from da3_ros.pipeline.map_adjustment import MapAdjustment
 from da3_ros.pipeline.map_following import MapFollowing
@@ -76,6 +78,7 @@ class SceneMap(MapListener):
         self.dense = DepthMapping(config.dense, counters, device)
         self.adjustment = MapAdjustment(self.table, counters)
         self.table.listeners.append(self)
+        self.floor_map = FloorMapping(config, self.table)
         self.odom = OdomFrame()
         self._prune_at = MANY_SUBMAPS
         self.recording: KeyframeRecording | None = None
@@ -89,6 +92,7 @@ class SceneMap(MapListener):
     def reconfigure(self, config: PipelineConfig) -> None:
         """Sets the parameters that may change between windows."""
         self.config = config
+        self.floor_map.reconfigure(config)
         self._apply_mode()
 
     @property
@@ -208,6 +212,7 @@ class SceneMap(MapListener):
             self.loops.restore(known)
         self._apply_mode()
         self.place_map(saved.T_ros_map)
+        self.floor_map.occupancy.restore(saved.floor)
 
     def snapshot(self, unit: float) -> Snapshot:
         """Returns the whole scene as it is now; cheap, and not changed by later frames.
@@ -217,6 +222,8 @@ class SceneMap(MapListener):
         unit *= self.scale.unit
         saved = self.submaps.snapshot(self.T_ros_map, self.scale.known, unit)
         known = self.loops.recognition(self.scale.metres)
+        views, ids = self.floor_map.occupancy.views(), {s.id for s in saved.submaps}
+        saved = dataclasses.replace(saved, floor=tuple(v for v in views if v.submap in ids))
         return with_recognition(saved, known, self.config)
 
     def update_scale(
@@ -289,8 +296,13 @@ class SceneMap(MapListener):
         if not self.scale.has_pose(frame.scale):
             return NO_SUBMAP
         measure &= data is not None and not self.localizes
-        submap, T_submap_camera = self.submaps.add(self._without_smears(frame), waiting=measure)
+        frame = self._without_smears(frame)
+        submap, T_submap_camera = self.submaps.add(frame, waiting=measure)
         unit = self.table.T_local_submap(submap.id).scale
+        if frame.keyframe and not self.localizes:
+            self.floor_map.add(
+                frame, submap.id, T_submap_camera, unit, self._T_ros_map, waiting=measure
+            )
         if measure and data is not None:
             self.dense.add(Measurable(
                 frame.id, frame.window.chain, submap.id, frame.camera, frame.stamp_ns, frame.image,
@@ -346,6 +358,25 @@ class SceneMap(MapListener):
         """Goes on to measure the depth of keyframes, after a window."""
         self._take_depth(self.dense.end_window(self._pose_of, self._points_maker))
 
+    @property
+    def _T_ros_map(self) -> Similarity:
+        """The map in its published axes, with metres per map unit."""
+        T = self.T_ros_map
+        return Similarity(self.scale.metres, T[:3, :3], T[:3, 3])
+
+    def carve_floor(self) -> None:
+        """Goes on to carve the occupancy grid anew, after a window, if the map was corrected."""
+        self.floor_map.occupancy.end_window(self._T_ros_map)
+
+    def occupancy(self, *, finished: bool = False) -> OccupancyGrid | None:
+        """Returns the occupancy grid; None if what is up is not known, or no keyframe has seen the
+        floor in metres. finished: with all corrections, however long that takes."""
+        if not self.is_level:
+            return None
+        if finished:
+            self.floor_map.occupancy.finish(self._T_ros_map)
+        return self.floor_map.occupancy.grid(self._T_ros_map)
+
     def finish_depth(self, timeout_s: float | None = None) -> None:
         """Measures the depth of all keyframes that wait for later ones; as many of them as there
         is time for."""
@@ -389,6 +420,7 @@ class SceneMap(MapListener):
         for found in results:
             one, keyframe = found.measured, found.measured.keyframe
             points[keyframe.submap].append((keyframe.id, found.points, one.stays))
+            self.floor_map.measure(one, self._T_ros_map)
             if one.stays and one.dense is not None and self._recorder is not None:
                 self._recorder.measure(
                     keyframe.camera, keyframe.stamp_ns, keyframe.submap, one.dense

@@ -223,6 +223,7 @@ class WindowSteps(MapListener):
         """Forgets what no later window needs; begins a new chain if the camera is lost, else
         looks for a loop."""
         self.scene_map.measure_depth()
+        self.scene_map.carve_floor()
         self.odometry.finish_window()
         self.refinement.keep(self.scene_map.table)
         if self.odometry.is_lost:

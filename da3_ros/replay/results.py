@@ -315,9 +315,14 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
         if changed or self.resumed or len(scene.components) > 1 or self.mixed:
             self._write_trajectory(pipeline.map.view.path_scene(scene.T_ros_map))
         component = pipeline.map.view.component
-        views = SceneViews(path=pipeline.path, scene=lambda: scene.of_component(component))
-        for topic in SCENE_TOPICS:
-            self.bag.write(self.output.messages.scene(topic, views, stamp), stamp)
+        views = SceneViews(
+            path=pipeline.path, scene=lambda: scene.of_component(component),
+            grid=lambda: pipeline.scene_map.occupancy(finished=True),
+        )  # fmt: skip
+        for topic in filter(is_recorded, SCENE_TOPICS):
+            message = self.output.messages.scene(topic, views, stamp)
+            if message is not None:
+                self.bag.write(message, stamp)
 
     @property
     def timeline_path(self) -> Path:

@@ -27,7 +27,12 @@ class Topics:
     def create(self, cameras: Sequence[str], scenes: Sequence[str]) -> None:
         """Create the publishers of a stream with these cameras and scenes."""
         for topic, row in outputs.topics(cameras, scenes):
-            kind = self._library.type(row.type)
+            try:
+                kind = self._library.type(row.type)
+            except ImportError:
+                if not row.optional:
+                    raise
+                continue
             self._publishers[topic] = self.advertise(topic, kind, row.depth, latched=row.latched)
             if isinstance(row, SceneTopic) and row.on_change:
                 self._of_map.append(topic)

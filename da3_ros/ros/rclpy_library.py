@@ -25,7 +25,14 @@ class RclpyLibrary:
 
         rclpy checks any other sequence byte by byte in Python, which takes seconds for an image.
         """
-        out = array.array("B")
+        return self._memory(values, "B")
+
+    def signed_bytes(self, values: np.ndarray[Any, Any]) -> array.array[int]:
+        """Returns int8 ``values`` in C order, as ``bytes`` does."""
+        return self._memory(values, "b")
+
+    def _memory(self, values: np.ndarray[Any, Any], code: str) -> array.array[int]:
+        out = array.array(code)
         if values.size:  # memoryview cannot cast an empty array
             out.frombytes(np.ascontiguousarray(values).data.cast("B"))
         return out

@@ -4,10 +4,12 @@ import array
 
 import numpy as np
 import pytest
+from rosbags.typesys import get_types_from_msg
 
 from da3_ros.config import config_from_parameters
 from da3_ros.messages.build import RosbagsLibrary
-from da3_ros.messages.outputs import FRAME_TOPICS, Outputs, SceneViews
+from da3_ros.messages.outputs import FRAME_TOPICS, SCENE_TOPICS, Outputs, SceneViews
+from da3_ros.navigation.floor_grid import GridPart, OccupancyGrid
 from da3_ros.types import Scale, TrackedFrame, WindowReport
 
 
@@ -165,3 +167,42 @@ def test_a_single_image_network_has_a_scan_about_the_base():
     made = {topic: message for topic, _, message in out.frame(unposed)}
     assert made["scan"].header.frame_id == "base_link"
     assert "/tf" not in made
+
+
+GRID = OccupancyGrid(0.05, (-6.4, 3.2), np.array([[0, 100, -1], [-1, 0, 0]], np.int8))
+
+
+def test_a_grid_is_the_message_that_map_server_sends():
+    lib = RosbagsLibrary()
+    views = SceneViews(path=lambda: None, scene=lambda: None, grid=lambda: GRID)
+    topic, kind, message = outputs(lib, map_frame="map").scene("map/occupancy", views, 5)
+    assert (topic, kind) == ("map/occupancy", "nav_msgs/msg/OccupancyGrid")
+    again = lib.store.deserialize_cdr(lib.serialize(message, kind), kind)
+    info = again.info
+    assert again.header.frame_id == "map"
+    assert (info.width, info.height, info.resolution) == (3, 2, np.float32(0.05))
+    assert (info.origin.position.x, info.origin.position.y) == GRID.origin
+    assert info.origin.position.z == 0.0
+    assert info.origin.orientation.w == 1.0
+    assert again.data.tolist() == [0, 100, -1, -1, 0, 0]
+    row = SCENE_TOPICS["map/occupancy"]
+    assert row.latched
+    assert row.depth == 1
+
+
+def test_an_update_is_the_rectangle_that_has_changed():
+    lib = RosbagsLibrary()
+    text = "std_msgs/Header header\nint32 x\nint32 y\nuint32 width\nuint32 height\nint8[] data"
+    lib.store.register(get_types_from_msg(text, "map_msgs/msg/OccupancyGridUpdate"))
+    part = GridPart(1, 0, GRID.cells[:, 1:])
+    views = SceneViews(path=lambda: None, scene=lambda: None, grid_part=lambda: part)
+    _, kind, message = outputs(lib).scene("map/occupancy_updates", views, 5)
+    again = lib.store.deserialize_cdr(lib.serialize(message, kind), kind)
+    assert (again.x, again.y, again.width, again.height) == (1, 0, 2, 2)
+    assert again.data.tolist() == [100, -1, 0, 0]
+
+
+def test_without_a_grid_nothing_is_sent():
+    views = SceneViews(path=lambda: None, scene=lambda: None)
+    for topic in ("map/occupancy", "map/occupancy_updates"):
+        assert outputs(RosbagsLibrary()).scene(topic, views, 5) is None

@@ -39,8 +39,8 @@ ROOMS = {
         "export", "geometry", "inference", "keyframe_store", "mapping", "pipeline", "refinement",
     },
     "live": {
-        "export", "geometry", "inference", "keyframe_store", "mapping", "messages", "pipeline",
-        "refinement", "sensors", "viewer",
+        "export", "geometry", "inference", "keyframe_store", "mapping", "messages", "navigation",
+        "pipeline", "refinement", "sensors", "viewer",
     },
     "viewer": {
         "drawing", "export", "geometry", "keyframe_store", "mapping", "refinement",

@@ -1,0 +1,320 @@
+"""The occupancy grid of a map: where a robot can drive, and where obstacles stand.
+
+It is derived from the map's table: what each keyframe saw of the floor is kept, and where it was
+is asked when it is carved into the grid. After a correction a new grid is carved, a few keyframes
+after each window; the old one is shown until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from da3_ros.geometry.similarity import Similarity
+from da3_ros.mapping.floor_view import FloorView
+from da3_ros.mapping.frames import PoseInSubmap
+from da3_ros.mapping.graph_solution import Correction
+from da3_ros.mapping.map_table import MapListener, MapTable
+from da3_ros.navigation.floor_grid import FloorGrid, OccupancyGrid
+from da3_ros.types import Array
+
+NEWEST = 8  # views that may still be refined: they are carved anew each time that a grid is asked
+WAITING = 64  # newest views that may wait for measured depth
+PIECE = 16  # views that are carved again after a window, but at least those of a submap
+MEMORY = 64 << 20  # bytes of views; the oldest leave first
+RADIUS = 200.0  # metres from the newest camera, beyond which there is no grid
+
+Key = tuple[str, int]  # camera and stamp
+
+
+@dataclass(eq=False)
+class _Carved:
+    """A grid, and where all that it was carved from was then."""
+
+    grid: FloorGrid
+    T_ros_map: Similarity  # map to its published axes, metres
+    T_map_submap: dict[int, Similarity]  # of the submaps that have it; grows
+    T_ros_submap: dict[int, Similarity] = field(default_factory=dict)  # of those that are in it
+    places: dict[tuple[int, Key], Array] = field(default_factory=dict)  # of views, x y yaw
+    todo: list[int] = field(default_factory=list)  # submaps that are still to be carved, reversed
+    late: list[tuple[int, Key]] = field(default_factory=list)  # views that come after them
+
+
+class OccupancyMap(MapListener):
+    """What keyframes saw of the floor, and the grid that is carved from it. Not thread-safe.
+
+    ``T_ros_map`` of all methods is the map in its published axes, with metres per map unit.
+    """
+
+    def __init__(self, table: MapTable, resolution: float) -> None:
+        """resolution: edge of a cell, metres."""
+        self.table, self._resolution = table, resolution
+        self.revision = 0  # changes with each visible change
+        self.on_clear()
+        table.listeners.append(self)
+
+    def on_clear(self) -> None:
+        """The map begins anew."""
+        self._views: dict[int, dict[Key, FloorView]] = {}  # by submap
+        self._reach: dict[int, float] = {}  # of submaps, from their origin, in their unit
+        # Views that are not in the grid yet, oldest first, and whether their depth is measured
+        # later.
+        self._newest: dict[tuple[int, Key], bool] = {}
+        self._nbytes = 0
+        self._shown = self._empty(Similarity(1.0, np.eye(3), np.zeros(3)))
+        self._next: _Carved | None = None  # is carved, while the other one is shown
+        self._corrected = self._stale = False  # whether submaps, or views in them, have moved
+        self.revision += 1
+
+    def on_correction(self, correction: Correction, before: Mapping[int, Similarity]) -> None:
+        """Notes that submaps have moved, or belong together now."""
+        self._corrected = True
+
+    def on_refinement(self, frames: Sequence[PoseInSubmap]) -> None:
+        """Notes whether views in the grid have moved in their submaps."""
+        carved = self._next or self._shown
+        for f in frames:
+            key = f.submap, (f.camera, f.stamp_ns)
+            if key in carved.places:
+                view = self._views[f.submap][key[1]]
+                T = carved.T_ros_submap[f.submap]
+                x, y, yaw = view.place(T.pose(f.T_submap_camera)) - carved.places[key]
+                turn = abs(np.arctan2(np.sin(yaw), np.cos(yaw)))
+                moved = np.hypot(x, y) + T.scale * view.reach * turn
+                self._stale |= bool(moved > self._resolution / 2)
+
+    def add(
+        self, view: FloorView, T_submap_camera: Array, T_ros_map: Similarity, *,
+        waiting: bool = False, radius: float = 0.0,
+    ) -> None:  # fmt: skip
+        """Adds the view of a new keyframe.
+
+        T_submap_camera: its pose [4, 4]. waiting: whether ``replace`` follows. radius: how far
+        the grid reaches from the newest camera along x and y, metres; 0: as far as it can.
+        """
+        self._keep(view)
+        reach = float(np.linalg.norm(T_submap_camera[:3, 3])) + view.reach
+        self._reach[view.submap] = max(self._reach.get(view.submap, 0.0), reach)
+        self._newest[view.submap, view.key] = waiting
+        ready = len(self._newest) - NEWEST
+        for key, waits in list(self._newest.items())[: max(ready, 0)]:
+            if waits and len(self._newest) <= WAITING:
+                break
+            self._settle(key, T_ros_map)
+        T_ros_submap = T_ros_map @ self.table.submaps[view.submap].T_map_submap
+        here = T_ros_submap.pose(T_submap_camera)[:2, 3]
+        self._limit(here, min(radius or RADIUS, RADIUS))
+        self.revision += 1
+
+    def replace(self, view: FloorView) -> None:
+        """Replaces the view of a keyframe by that of its measured depth."""
+        key = view.submap, view.key
+        if self.view(*key) is not None:
+            self._keep(view)
+            self._stale |= key not in self._newest
+            self.revision += 1
+
+    def end_waiting(self, submap: int, key: Key) -> None:
+        """Notes that the view of a keyframe stays as it is."""
+        if (submap, key) in self._newest:
+            self._newest[submap, key] = False
+
+    def view(self, submap: int, key: Key) -> FloorView | None:
+        """Returns the view of a keyframe; None: there is none."""
+        return self._views.get(submap, {}).get(key)
+
+    def views(self) -> tuple[FloorView, ...]:
+        """Returns all views, in the order of submaps."""
+        return tuple(v for id in sorted(self._views) for v in self._views[id].values())
+
+    def restore(self, views: Iterable[FloorView]) -> None:
+        """Takes over the views of a saved scene; its submaps and path are in the table."""
+        for view in views:
+            self._keep(view)
+        for id, own in self._views.items():
+            poses, reach = self._poses(id), 0.0
+            for view in own.values():
+                at = poses.get(view.key, np.zeros((4, 4)))[:3, 3]
+                reach = max(reach, float(np.linalg.norm(at)) + view.reach)
+            self._reach[id] = reach
+        self._stale = True
+        self.revision += 1
+
+    def end_window(self, T_ros_map: Similarity) -> None:
+        """Goes on to carve a grid anew after a window, if what it shows has moved by more than
+        half a cell."""
+        if self._next is None:
+            if not (self._stale or self._has_moved(T_ros_map)):
+                return
+            self._begin(T_ros_map)
+        self._carve_piece()
+
+    def finish(self, T_ros_map: Similarity) -> None:
+        """Carves all that has moved, now."""
+        while self._next is not None:
+            self._carve_piece()
+        if self._stale or self._has_moved(T_ros_map):
+            self._begin(T_ros_map)
+        while self._next is not None:
+            self._carve_piece()
+
+    def grid(self, T_ros_map: Similarity) -> OccupancyGrid | None:
+        """Returns the grid as it is now; None: no keyframe has seen the floor yet.
+
+        Unconnected components are left out: where they are is not known.
+        """
+        if not self._shown.places and self._stale:
+            self.finish(T_ros_map)  # of a loaded scene: there is nothing else to show
+        grid = self._shown.grid.copy()
+        for submap, key in self._newest:
+            if self._is_shown(submap):
+                view, T = self._views[submap][key], self._pose(submap, key)
+                if T is not None:
+                    T_ros_submap = T_ros_map @ self.table.submaps[submap].T_map_submap
+                    grid.carve(view, view.place(T_ros_submap.pose(T)), T_ros_submap.scale)
+        return grid.occupancy()
+
+    def _empty(self, T_ros_map: Similarity) -> _Carved:
+        poses = {id: s.T_map_submap for id, s in self.table.submaps.items()}
+        return _Carved(FloorGrid(self._resolution), T_ros_map, poses)
+
+    def _keep(self, view: FloorView) -> None:
+        own = self._views.setdefault(view.submap, {})
+        self._nbytes += view.nbytes - (own[view.key].nbytes if view.key in own else 0)
+        own[view.key] = view
+
+    def _component(self) -> int | None:
+        """Returns the component that is shown: the oldest one with views."""
+        submaps = self.table.submaps
+        return min((submaps[i].component for i in self._views if i in submaps), default=None)
+
+    def _is_shown(self, submap: int) -> bool:
+        own = self.table.submaps.get(submap)
+        return own is not None and own.component == self._component()
+
+    def _pose(self, submap: int, key: Key) -> Array | None:
+        """Returns the pose [4, 4] of a keyframe in its submap; None: it is not stored any more."""
+        T = self.table.path.pose_of(key[1], key[0], submap)
+        if T is None:
+            return self._poses(submap).get(key)
+        return np.vstack((T, (0, 0, 0, 1)))
+
+    def _poses(self, submap: int) -> dict[Key, Array]:
+        frames = self.table.path.frames_of([submap], 0)
+        return {(f.camera, f.stamp_ns): f.T_submap_camera for f in frames}
+
+    # What is in the grid -------------------------------------------------------------------------
+
+    def _settle(self, key: tuple[int, Key], T_ros_map: Similarity) -> None:
+        """Carves one of the newest views into the grid, where it stays until all is carved
+        anew."""
+        del self._newest[key]
+        submap, T = key[0], self._pose(*key)
+        if T is None:
+            self._forget([key])
+            return
+        if not self._is_shown(submap):
+            return
+        if not self._shown.places:
+            self._shown.T_ros_map = T_ros_map
+        self._carve(self._shown, key, T)
+        if self._next is not None and submap not in self._next.todo:
+            self._next.late.append(key)  # evidence depends on the order of views
+
+    def _carve(self, carved: _Carved, key: tuple[int, Key], T_submap_camera: Array) -> None:
+        submap = key[0]
+        if submap not in carved.T_ros_submap:
+            now = self.table.submaps[submap].T_map_submap
+            T_map_submap = carved.T_map_submap.setdefault(submap, now)
+            carved.T_ros_submap[submap] = carved.T_ros_map @ T_map_submap
+        T = carved.T_ros_submap[submap]
+        view = self._views[submap][key[1]]
+        carved.places[key] = view.place(T.pose(T_submap_camera))
+        carved.grid.carve(view, carved.places[key], T.scale)
+
+    def _begin(self, T_ros_map: Similarity) -> None:
+        """Begins a new grid, of all submaps where they are now."""
+        self._corrected = self._stale = False
+        self._next = self._empty(T_ros_map)
+        component = self._component()
+        self._next.todo = [
+            id for id in sorted(self._views, reverse=True)
+            if id in self.table.submaps and self.table.submaps[id].component == component
+        ]  # fmt: skip
+
+    def _carve_piece(self) -> None:
+        """Carves the views of the next submaps, and shows the new grid once it is complete."""
+        carved, count = self._next, 0
+        assert carved is not None
+        while carved.todo and count < PIECE:
+            submap = carved.todo.pop()
+            poses = self._poses(submap) if submap in self.table.submaps else {}
+            gone = [(submap, key) for key in self._views.get(submap, ()) if key not in poses]
+            self._forget(gone)
+            for key in self._views.get(submap, ()):
+                if (submap, key) not in self._newest:
+                    self._carve(carved, (submap, key), poses[key])
+                    count += 1
+        if not carved.todo:
+            for late in carved.late:
+                T = self._pose(*late) if self.view(*late) is not None else None
+                if T is not None:
+                    self._carve(carved, late, T)
+            self._shown, self._next = carved, None
+            self.revision += 1
+
+    def _has_moved(self, T_ros_map: Similarity) -> bool:
+        """Whether anything in the grid has moved by more than half a cell, or another component
+        is shown."""
+        shown, most = self._shown, self._resolution / 2
+        if not shown.places and not self._corrected:
+            return False
+        if not self._corrected and _shift(shown.T_ros_map, T_ros_map, shown.grid.reach) <= most:
+            return False
+        self._corrected = False
+        component, submaps = self._component(), self.table.submaps
+        settled = {id for id, own in self._views.items()
+                   if any((id, key) not in self._newest for key in own)}  # fmt: skip
+        now = {id for id in settled if id in submaps and submaps[id].component == component}
+        if now != shown.T_ros_submap.keys():
+            return True
+        for id, before in shown.T_ros_submap.items():
+            after = T_ros_map @ submaps[id].T_map_submap
+            if _shift(before, after, before.scale * self._reach[id]) > most:
+                return True
+        return False
+
+    # Limits --------------------------------------------------------------------------------------
+
+    def _limit(self, here: Array, radius: float) -> None:
+        """Drops what is too far from the newest camera [2], and the oldest views if all take too
+        much memory."""
+        if self._shown.grid.crop(here, radius):
+            places = self._shown.places
+            self._forget([k for k, p in places.items() if np.abs(p[:2] - here).max() > radius])
+        while self._nbytes > MEMORY and len(self._views) > 1:
+            oldest = min(self._views)
+            self._forget([(oldest, key) for key in self._views[oldest]])
+
+    def _forget(self, keys: Iterable[tuple[int, Key]]) -> None:
+        for submap, key in keys:
+            self._nbytes -= self._views[submap].pop(key).nbytes
+            self._newest.pop((submap, key), None)
+            for carved in (self._shown, self._next):
+                if carved is not None:
+                    carved.places.pop((submap, key), None)
+            if not self._views[submap]:
+                del self._views[submap], self._reach[submap]
+                for carved in (self._shown, self._next):
+                    if carved is not None:
+                        carved.T_ros_submap.pop(submap, None)
+
+
+def _shift(before: Similarity, after: Similarity, reach: float) -> float:
+    """Returns the largest distance, at most, by which a point has moved that is no farther than
+    ``reach`` (in the target's unit) from the source's origin."""
+    turn = float(np.linalg.norm(before.R - after.R))
+    grown = abs(after.scale / before.scale - 1)
+    return float(np.linalg.norm(after.t - before.t)) + reach * (turn + grown)

@@ -1,0 +1,82 @@
+"""What keyframes see of the floor goes into the map's occupancy grid: with the network's depth at
+once, and with measured depth as soon as there is some."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from da3_ros.config import PipelineConfig
+from da3_ros.derived.measuring import Measured
+from da3_ros.geometry.similarity import Similarity
+from da3_ros.mapping.depth_filter import filter_depth, without_smears
+from da3_ros.mapping.floor_view import FloorView, floor_view
+from da3_ros.mapping.frames import LocalFrame
+from da3_ros.mapping.map_table import MapTable
+from da3_ros.navigation.occupancy import OccupancyMap
+from da3_ros.navigation.sighting import floor_height, sight
+from da3_ros.types import Array, FloatImage
+
+
+class FloorMapping:
+    """Makes the floor views of keyframes; owner of the occupancy map."""
+
+    def __init__(self, config: PipelineConfig, table: MapTable) -> None:
+        self.config = config
+        self.occupancy = OccupancyMap(table, config.occupancy.resolution_m)
+
+    def reconfigure(self, config: PipelineConfig) -> None:
+        """Sets the parameters that may change between windows."""
+        self.config = config
+
+    def add(
+        self, frame: LocalFrame, submap: int, T_submap_camera: Array, unit: float,
+        T_ros_map: Similarity, *, waiting: bool,
+    ) -> None:  # fmt: skip
+        """Adds a keyframe; without its height over the floor it says nothing.
+
+        T_submap_camera: [4, 4] its pose. unit: of odometry, per unit of the submap. T_ros_map: as
+        in ``OccupancyMap``. waiting: whether ``measure`` follows.
+        """
+        if frame.T_level_camera is None or not frame.scale.metric:
+            return
+        T_level_camera = np.array(frame.T_level_camera, np.float64)
+        T_level_camera[2, 3] -= floor_height(self.config)
+        view = self._view(
+            (frame.stamp_ns, frame.camera, submap), frame.depth / np.float32(unit), frame.K,
+            T_level_camera, self._metres(submap, T_ros_map),
+        )  # fmt: skip
+        self.occupancy.add(
+            view, T_submap_camera, T_ros_map, waiting=waiting, radius=self.config.map.radius_m
+        )
+
+    def measure(self, one: Measured, T_ros_map: Similarity) -> None:
+        """Takes the measured depth of a keyframe, once it stays."""
+        keyframe = one.keyframe
+        key = keyframe.camera, keyframe.stamp_ns
+        before = self.occupancy.view(keyframe.submap, key)
+        if before is None or not one.stays:
+            return
+        if one.dense is not None:
+            depth, filters = one.dense.depth, self.config.depth
+            sky = np.isposinf(depth)
+            depth = filter_depth(depth, keyframe.confidence, filters, sky=sky)
+            depth = without_smears(depth) if filters.edge_filter else depth
+            metres = self._metres(keyframe.submap, T_ros_map)
+            self.occupancy.replace(self._view(
+                (keyframe.stamp_ns, keyframe.camera, keyframe.submap), depth, keyframe.K,
+                before.T_level_camera(metres), metres,
+            ))  # fmt: skip
+        self.occupancy.end_waiting(keyframe.submap, key)
+
+    def _view(
+        self, frame: tuple[int, str, int], depth: FloatImage, K: Array, T_level_camera: Array,
+        metres: float,
+    ) -> FloorView:  # fmt: skip
+        """Returns the view of a keyframe; depth [h, w]: unit of its submap. metres: per unit."""
+        seen = sight(np.float32(metres) * depth, K, T_level_camera, self.config.obstacles)
+        cell_m = self.config.occupancy.resolution_m / 2
+        return floor_view(frame, seen.marks, seen.clearing, T_level_camera, metres, cell_m)
+
+    def _metres(self, submap: int, T_ros_map: Similarity) -> float:
+        """Returns metres per unit of a submap."""
+        return T_ros_map.scale * self.occupancy.table.submaps[submap].T_map_submap.scale

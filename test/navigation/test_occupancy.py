@@ -1,0 +1,235 @@
+"""The occupancy map moves with the map's table: at a bounded rate, and only if it must."""
+
+import itertools
+
+import numpy as np
+import pytest
+from support.floors import RES, pose_at, square_view
+
+from da3_ros.geometry.similarity import IDENTITY, Similarity
+from da3_ros.mapping.frames import LocalFrame, PoseInSubmap
+from da3_ros.mapping.graph_solution import Correction, Moves, Node
+from da3_ros.mapping.map_table import MapTable
+from da3_ros.mapping.submap_spill import Submap
+from da3_ros.navigation import occupancy
+from da3_ros.navigation.occupancy import NEWEST, PIECE, OccupancyMap
+from da3_ros.replay.object_state import load_state, save_state
+from da3_ros.types import Scale, WindowReport
+
+REPORT = WindowReport(0, 0, (0,), 1, True, 0.0, 1.0, 1.0)
+KEYFRAMES = 4  # of a submap
+UNIT = 0.5  # metres per unit of a submap
+
+
+class Drive:
+    """A table and its occupancy map while a camera drives through the square room."""
+
+    def __init__(self):
+        self.table = MapTable()
+        self.map = OccupancyMap(self.table, RES)
+        self.true = {}  # pose of each submap, as it is at first
+        self.count = 0
+
+    def frame(self, T):
+        return LocalFrame(
+            self.count, self.count, "", "", np.zeros((4, 6, 3), np.uint8),
+            np.ones((4, 6), np.float32), np.ones((4, 6), np.float32), np.eye(3), T,
+            Scale("fixed", 1.0), REPORT, keyframe=True,
+        )  # fmt: skip
+
+    def submap(self, component=0):
+        """Begins a submap that is turned, moved and in another unit."""
+        id = len(self.true)
+        c, s = np.cos(id), np.sin(id)
+        R = np.array([[c, -s, 0], [s, c, 0], [0, 0, 1]])
+        self.true[id] = Similarity(UNIT, R, np.array([0.1 * id, -0.2 * id, 0.0]))
+        one = Submap(id, 0, self.true[id])
+        one.component = component
+        self.table.add(one)
+        return id
+
+    def see(self, submap, x, y, yaw, **given):
+        """Adds a keyframe at its true place."""
+        T = self.true[submap].inverse().pose(pose_at(x, y, yaw))
+        self.table.path.add(self.frame(T), T, submap)
+        view = square_view(x, y, yaw, (self.count, "", submap), UNIT)
+        self.map.add(view, T, IDENTITY, **given)
+        self.count += 1
+        return view
+
+    def ride(self, submaps, component=0):
+        """Adds submaps along a circle."""
+        for _ in range(submaps):
+            submap = self.submap(component)
+            for k in range(KEYFRAMES):
+                turn = 0.7 * (submap * KEYFRAMES + k)
+                self.see(submap, 1.2 * np.cos(turn), 1.2 * np.sin(turn), turn + 1.6)
+        return self
+
+    def correct(self, moves):
+        """Moves submaps in the map."""
+        nodes = tuple(Node(id, id) for id in self.true)
+        moves = Moves(nodes, tuple(moves.get(id, IDENTITY) for id in self.true))
+        self.table.correct(Correction(moves, IDENTITY, IDENTITY))
+
+    def windows(self):
+        """Runs windows until nothing is carved any more; returns their number."""
+        for count in itertools.count():
+            before = self.map.revision
+            self.map.end_window(IDENTITY)
+            if self.map.revision == before and self.map._next is None:
+                return count
+
+
+def anew(drive):
+    """The grid of the same views in a map that begins with them."""
+    fresh = OccupancyMap(drive.table, RES)
+    drive.table.listeners.remove(fresh)
+    fresh.restore(drive.map.views())
+    return fresh.grid(IDENTITY)
+
+
+def same(a, b):
+    return a.same_geometry(b) and np.array_equal(a.cells, b.cells)
+
+
+def moved(x, yaw=0.0, scale=1.0):
+    c, s = np.cos(yaw), np.sin(yaw)
+    R = np.array([[c, -s, 0], [s, c, 0], [0, 0, 1]])
+    return Similarity(scale, R, np.array([x, 0.0, 0.0]))
+
+
+@pytest.mark.parametrize("move", [moved(0.5), moved(0, 0.2), moved(0, 0, 1.2)])
+def test_a_correction_carves_anew_piece_by_piece(move):
+    drive = Drive().ride(24)
+    before = drive.map.grid(IDENTITY)
+    drive.correct(dict.fromkeys(range(12), move))
+    assert same(drive.map.grid(IDENTITY), before)
+    drive.map.end_window(IDENTITY)
+    assert same(drive.map.grid(IDENTITY), before)  # until the new one is complete
+    assert drive.windows() >= 24 * KEYFRAMES // PIECE - 2
+    after = drive.map.grid(IDENTITY)
+    assert same(after, anew(drive))
+    assert not same(after, before)
+
+
+def test_a_move_of_less_than_half_a_cell_carves_nothing():
+    drive = Drive().ride(12)
+    drive.correct({2: moved(0.4 * RES)})
+    assert drive.windows() == 0
+
+
+def test_new_views_count_while_the_grid_is_carved_anew():
+    drive = Drive().ride(12)
+    drive.correct(dict.fromkeys(range(6), moved(0.5)))
+    drive.map.end_window(IDENTITY)
+    drive.ride(3)
+    drive.windows()
+    assert same(drive.map.grid(IDENTITY), anew(drive))
+
+
+def test_a_keyframe_that_moves_in_its_submap_is_carved_anew():
+    drive = Drive().ride(12)
+    frames = drive.table.path.frames_of([1], 0)
+    far = [PoseInSubmap(f.stamp_ns, "", 1, f.T_submap_camera.copy()) for f in frames]
+    for f in far:
+        f.T_submap_camera[0, 3] += 0.5
+    drive.table.move_frames(far)
+    assert drive.windows() > 0
+    assert same(drive.map.grid(IDENTITY), anew(drive))
+
+
+def test_the_newest_views_lie_where_they_are_now():
+    drive = Drive().ride(3)
+    last = drive.table.path.frames_of([2], 0)[-1:]
+    last[0].T_submap_camera[0, 3] += 0.5
+    drive.table.move_frames(last)
+    assert drive.windows() == 0
+    assert same(drive.map.grid(IDENTITY), anew(drive))
+
+
+def test_the_scale_and_the_axes_of_the_map_count():
+    drive = Drive().ride(12)
+    small = drive.map.grid(IDENTITY)
+    grown = moved(0, 0, 1.5)
+    for _ in range(12):
+        drive.map.end_window(grown)
+    cells = (drive.map.grid(grown).cells == 0).sum()
+    assert cells > 1.8 * (small.cells == 0).sum()
+
+
+def test_an_unconnected_component_is_left_out_until_it_joins():
+    drive = Drive().ride(6)
+    alone = drive.map.grid(IDENTITY)
+    drive.ride(6, component=1)
+    drive.map.finish(IDENTITY)
+    assert same(drive.map.grid(IDENTITY), alone)
+    for submap in drive.table.submaps.values():
+        submap.component = 0
+    drive.correct({})
+    assert drive.windows() > 0
+    joined = drive.map.grid(IDENTITY)
+    assert same(joined, anew(drive))
+    assert not same(joined, alone)
+
+
+def test_a_reset_forgets_all():
+    drive = Drive().ride(4)
+    drive.table.clear()
+    assert drive.map.grid(IDENTITY) is None
+    assert drive.map.views() == ()
+
+
+def test_measured_depth_replaces_a_view_that_waits_without_carving_anew():
+    drive = Drive()
+    submap = drive.submap()
+    for k in range(NEWEST + 2):
+        drive.see(submap, 0.0, 0.0, 0.1 * k, waiting=True)
+    view = square_view(0, 0, 0.0, (0, "", submap), UNIT, pillar=(2, 0, 0.3))
+    drive.map.replace(view)
+    drive.map.end_waiting(submap, view.key)
+    assert drive.map.view(submap, view.key) is view
+    assert drive.windows() == 0
+    assert same(drive.map.grid(IDENTITY), anew(drive))
+    drive.see(submap, 0.0, 0.0, 0.0)
+    later = square_view(0, 0, 0.0, (0, "", submap), UNIT)
+    drive.map.replace(later)  # it is in the grid by now
+    assert drive.windows() > 0
+    assert same(drive.map.grid(IDENTITY), anew(drive))
+
+
+def test_the_oldest_views_leave_memory_first(monkeypatch):
+    drive = Drive().ride(4)
+    monkeypatch.setattr(occupancy, "MEMORY", sum(v.nbytes for v in drive.map.views()))
+    drive.ride(4)
+    kept = drive.map.views()
+    assert sum(v.nbytes for v in kept) <= occupancy.MEMORY
+    assert {v.submap for v in kept} == set(range(8 - len({v.submap for v in kept}), 8))
+
+
+def test_what_is_too_far_leaves():
+    drive, submap = Drive(), 0
+    for k in range(60):
+        submap = drive.submap() if k % KEYFRAMES == 0 else submap
+        T = drive.true[submap].inverse().pose(pose_at(k, 0, 0))
+        drive.table.path.add(drive.frame(T), T, submap)
+        view = square_view(0, 0, 0, (drive.count, "", submap), UNIT)
+        drive.map.add(view, T, IDENTITY, radius=10.0)
+        drive.count += 1
+    grid = drive.map.grid(IDENTITY)
+    assert grid.origin[0] > 59 - 10 - 128 * RES
+    assert grid.cells.shape[1] * RES <= 2 * 10 + 2 * 128 * RES
+    assert len(drive.map.views()) < 30
+
+
+def test_an_interrupted_map_goes_on(tmp_path):
+    drive = Drive().ride(12)
+    drive.correct(dict.fromkeys(range(6), moved(0.5)))
+    drive.map.end_window(IDENTITY)
+    save_state(tmp_path / "state", {"drive": drive.map}, {})
+    table = MapTable()
+    again = load_state(tmp_path / "state", "drive", OccupancyMap(table, RES), {})
+    for _ in range(12):
+        drive.map.end_window(IDENTITY)
+        again.end_window(IDENTITY)
+        assert same(again.grid(IDENTITY), drive.map.grid(IDENTITY))

@@ -1,0 +1,112 @@
+"""The occupancy grid of a pipeline: from frames to cells, and why there is none."""
+
+import functools
+
+import numpy as np
+import pytest
+from support.floors import (
+    RES,
+    SIZE,
+    errors,
+    level_of,
+    room_and_frames,
+    seen_cells,
+    solid_cells,
+)
+from support.sessions import MetricModel
+
+from da3_ros.config import config_from_parameters
+from da3_ros.pipeline.pipeline import Pipeline
+from da3_ros.synthetic.truth import Truth, TruthSession
+from da3_ros.types import Calibration, Frame
+
+SETTINGS = {
+    "process_res": SIZE[0], "window.size": 5, "refinement.enabled": False, "map.voxel_m": 0.1,
+    "hold_when_blind": False,  # images are black
+    "map.remove_movers": False, "scale.source": "metric_model", "scale.metric_every": 1,
+}  # fmt: skip
+
+
+def pipeline_of(frames, **values):
+    session = TruthSession(frames)
+    metric = MetricModel(session) if values.get("scale.source") != "none" else None
+    return Pipeline(config_from_parameters({**SETTINGS, **values}), session, metric)
+
+
+def push(pipeline, frames, level=level_of):
+    K = frames[0].K.copy()
+    K[:2, 2] -= 0.5
+    black, lens = np.zeros((*SIZE[::-1], 3), np.uint8), Calibration(*SIZE, K)
+    for f in frames:
+        T = None if level is None else level(f.T_room_camera)
+        for out in pipeline.push(Frame(f.stamp_ns, black, calibration=lens, T_level_camera=T)):
+            pipeline.scene_map.level(out)
+
+
+@functools.cache
+def walked(seed=3, count=20):
+    room, poses, depths, K = room_and_frames(seed, count)
+    return room, [
+        Truth(10**8 * (i + 1), d, T, K) for i, (d, T) in enumerate(zip(depths, poses, strict=True))
+    ]
+
+
+@functools.cache
+def mapped():
+    pipeline = pipeline_of(walked()[1])
+    push(pipeline, walked()[1])
+    return pipeline
+
+
+@pytest.mark.slow
+def test_the_grid_of_a_map_is_that_of_the_room():
+    room, frames = walked()
+    grid = mapped().scene_map.occupancy()
+    origin = grid.origin + frames[0].T_room_camera[:2, 3]  # the map begins below the camera
+    solid = solid_cells(room, origin, grid.cells.shape)
+    keyframes = {v.stamp_ns for v in mapped().scene_map.floor_map.occupancy.views()}
+    looked = [f for f in frames if f.stamp_ns in keyframes]
+    poses, depths = [f.T_room_camera for f in looked], [f.depth for f in looked]
+    seen = seen_cells(poses, depths, frames[0].K, origin, grid.cells.shape)
+    missed, false = errors(grid, solid, seen)
+    assert (grid.cells >= 0).sum() > 2000
+    assert missed < 0.01
+    assert false < 0.02
+
+
+def test_keyframes_in_metres_have_views():
+    """All but those of the first window, whose scale is not known yet."""
+    pipeline = mapped()
+    rows = pipeline.map.table.path.poses().rows
+    keyframes = {int(row["stamp_ns"]) for row in rows[rows["keyframe"]]}
+    later = {stamp for stamp in keyframes if stamp > walked()[1][SETTINGS["window.size"]].stamp_ns}
+    views = {v.stamp_ns for v in pipeline.scene_map.floor_map.occupancy.views()}
+    assert len(later) > 5
+    assert later <= views < keyframes
+
+
+@pytest.mark.parametrize(
+    ("values", "level"), [({}, None), ({"scale.source": "none"}, level_of)]
+)  # fmt: skip
+def test_without_up_or_metres_there_is_no_grid(values, level):
+    frames = walked()[1][:6]
+    pipeline = pipeline_of(frames, **values)
+    push(pipeline, frames, level)
+    assert pipeline.scene_map.occupancy() is None
+
+
+def test_the_floor_may_lie_below_the_base():
+    frames = walked()[1][:10]
+    high = pipeline_of(frames, **{"level.floor_z": -0.3})
+
+    def on_base(T_room_camera):
+        T = level_of(T_room_camera)
+        T[2, 3] -= 0.3
+        return T
+
+    push(high, frames, on_base)
+    usual = pipeline_of(frames)
+    push(usual, frames)
+    a, b = high.scene_map.occupancy(), usual.scene_map.occupancy()
+    assert np.array_equal(a.cells, b.cells)
+    assert a.resolution == RES
