@@ -41,13 +41,15 @@ VIEWER_PORT = 8080
 PRESETS = ["realtime", "quality", "low_memory", "budget_12gb", "jetson", "replay"]
 DEFAULTS = os.path.join(SHARE, "config", "da3.yaml")
 REMAPPINGS = {"image": "image_topic", "camera_info": "camera_info_topic"}
-# Topics in rviz/da3.rviz. Relative names on the right follow `namespace`.
+# Topics in rviz/da3.rviz and navigation.rviz. Relative names on the right follow `namespace`.
 DISPLAYED = [
     ("/da3/rgb/image", "da3/rgb/image"),
     ("/da3/depth/image_color", "da3/depth/image_color"),
     ("/da3/confidence/image_color", "da3/confidence/image_color"),
     ("/da3/points", "da3/points"),
     ("/da3/map/points", "da3/map/points"),
+    ("/da3/map/occupancy", "da3/map/occupancy"),
+    ("/da3/map/occupancy_updates", "da3/map/occupancy_updates"),
     ("/da3/path", "da3/path"),
     ("/da3/odom", "da3/odom"),
 ]

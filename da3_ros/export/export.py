@@ -35,12 +35,13 @@ class Exported:
     bytes: int  # of the file, or of all files in the folder
     components: int = 1  # number of components of the scene
     unconnected: int = 0  # number of components whose pose in the map is unknown
+    counted: str = "points"  # what ``points`` counts
 
     @property
     def text(self) -> str:
         """The result in one line."""
         note = components_note(self.components, self.unconnected)
-        return f"{self.points} points in {self.path}{note}"
+        return f"{self.points} {self.counted} in {self.path}{note}"
 
 
 def export_scene(
@@ -72,7 +73,8 @@ def export_scene(
     ):
         shown = [one for one in keyframes if one.component in scene.components]
         count = row.write_selected(scene, points, temporary, progress, selection, shown)
-    return Exported(path, count, size_of(path), len(scene.components), scene.unconnected)
+    components = len(scene.components), scene.unconnected
+    return Exported(path, count, size_of(path), *components, row.counted)
 
 
 def _is_empty(scene: Scene) -> bool:

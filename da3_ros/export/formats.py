@@ -28,6 +28,7 @@ class Format:
     folder = False  # whether it is a folder, of which ``foreign`` knows the files
     live = True  # whether a running node writes it too
     uses_keyframes = False  # whether stored keyframes give it more than the saved scene
+    counted = "points"  # what the number in its result counts
     centred = False  # whether it has images that ``Selection.centred`` crops
 
     @property
@@ -165,6 +166,47 @@ class Tum(SceneFormat):
         write_tum(scene, points, path, progress)
 
 
+class Pgm(SceneFormat):
+    """map_server's pair, of which the image is named."""
+
+    name, title, suffixes, counted = "pgm", "map_server's PGM and YAML", (".pgm",), "cells"
+
+    def check(self, path: Path, selection: Selection) -> None:
+        from da3_ros.export.selection import ExportError, Selection
+
+        super().check(path, selection)
+        if selection != Selection(
+            cameras=selection.cameras, unconnected=selection.unconnected,
+            sh_degree=selection.sh_degree,
+        ):  # fmt: skip
+            raise ExportError(
+                "a grid has no points: leave out --voxel, --crop, --min-confidence, "
+                "--min-observations and --max-points"
+            )
+
+    def check_target(self, path: Path) -> None:
+        super().check_target(path)
+        super().check_target(path.with_suffix(".yaml"))
+
+    def place(self, path: Path) -> AbstractContextManager[Path]:
+        from da3_ros.export.map_server import placed_pair
+
+        return placed_pair(path)
+
+    def write(self, scene: Scene, points: Points, path: Path, progress: Progress) -> None:
+        from da3_ros.export.map_server import write_map
+
+        write_map(scene, path)
+
+    def write_selected(
+        self, scene: Scene, points: Points, path: Path, progress: Progress,
+        selection: Selection, keyframes: Sequence[Readable],
+    ) -> int:  # fmt: skip
+        from da3_ros.export.map_server import write_map
+
+        return write_map(scene, path)
+
+
 # Made from stored keyframes ---------------------------------------------------------------------
 
 
@@ -299,7 +341,7 @@ class SplatFormat(NamedFormat):
 GLB, MESH, SPLAT = Glb(), MeshFormat(), SplatFormat()
 # By name. Of several whose files are named as a path is, the last one is meant: room.mesh.glb.
 FORMATS: dict[str, Format] = {
-    f.name: f for f in (GLB, Ply(), Colmap(), Tum(), Npz(), MESH, SPLAT)
+    f.name: f for f in (GLB, Ply(), Colmap(), Tum(), Pgm(), Npz(), MESH, SPLAT)
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.checks import check
 from da3_ros.keyframe_store.journal import JournalReader
 from da3_ros.keyframe_store.store import CAMERA, StoredScene
+from da3_ros.mapping.floor_view import FloorViews
 from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.scene import Shot
 from da3_ros.mapping.submap_points import POINT_BYTES
@@ -112,6 +113,10 @@ class OldScene:
                 data = file.read(MAX_IMAGE)
             check(len(data) == size, f"the size of {name}")
             yield (camera, stamp_ns), data
+
+    def floor(self, submaps: Collection[int]) -> FloorViews:
+        """Returns no views: older versions wrote none."""
+        return FloorViews()
 
     def recognition(self, poses: Mapping[int, Similarity]) -> Recognition | None:
         """Returns what recognises the scene, with submaps at these poses; None: nothing does.

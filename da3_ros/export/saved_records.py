@@ -8,7 +8,7 @@ are checked by ``scene_file``. ``docs/scene_file.md`` has the format.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,14 @@ from numpy.typing import NDArray
 
 from da3_ros import __version__
 from da3_ros.export.checked_files import path_inside
+from da3_ros.export.floor_file import append_floor, load_floor
 from da3_ros.export.recognition_file import append_recognition, load_recognition
 from da3_ros.export.selection import Progress, silent
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.checks import check
 from da3_ros.keyframe_store.journal import JournalError, JournalReader, JournalWriter, Record
 from da3_ros.keyframe_store.store import FORMAT, JOURNAL, VERSION, StoredScene, check_head
+from da3_ros.mapping.floor_view import FloorViews
 from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.scene import Shot, jpeg_bytes
 from da3_ros.mapping.submap_points import POINT_BYTES
@@ -66,10 +68,11 @@ def append_saved(
     path, recognition = _append_path(journal, saved), NONE
     if saved.recognition is not None and saved.recognition.keyframes:
         recognition = append_recognition(saved.recognition, journal, progress)
+    floor = append_floor(journal, saved.floor) if saved.floor.views else NONE
     contents = {
         "kind": "contents", "written_by": __version__, "metric": saved.metric, "unit": saved.unit,
         "chain": saved.chain, "T_ros_map": saved.T_ros_map.ravel().tolist(),
-        "origins": origins, "path": path, "recognition": recognition,
+        "origins": origins, "path": path, "recognition": recognition, "floor": floor,
     }  # fmt: skip
     journal.sync()  # else a power failure could leave contents without what they name
     start = journal.append(contents, rows.tobytes())
@@ -212,6 +215,14 @@ class SavedRecords:
         """
         start = self._contents.description["recognition"]
         return None if start == NONE else load_recognition(self._journal, start, poses)
+
+    def floor(self, submaps: Collection[int]) -> FloorViews:
+        """Returns what keyframes saw of the floor, in a scene with these submaps.
+
+        Raises OSError, ValueError for damage.
+        """
+        start = self._contents.description.get("floor", NONE)  # others wrote none
+        return FloorViews() if start == NONE else load_floor(self._journal, start, submaps)
 
     @property
     def _contents(self) -> Record:

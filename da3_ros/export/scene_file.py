@@ -8,7 +8,7 @@ anything is changed, and reads arrays and numbers only, never objects.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +27,7 @@ from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.checks import MAX_INTEGER, check
 from da3_ros.keyframe_store.journal import JournalError
 from da3_ros.keyframe_store.store import CAMERA, JOURNAL, StoredScene, open_journal
+from da3_ros.mapping.floor_view import FloorViews
 from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.scene import Shot
 from da3_ros.mapping.submap_spill import Submap
@@ -97,6 +98,7 @@ class _Pieces(Protocol):
     def shots(self, entry: Mapping[str, Any]) -> list[tuple[str, int, int]]: ...
     def images(self, entry: Mapping[str, Any]) -> Iterator[tuple[Shot, bytes]]: ...
     def recognition(self, poses: Mapping[int, Similarity]) -> Recognition | None: ...
+    def floor(self, submaps: Collection[int]) -> FloorViews: ...
 
 
 class SceneFile:
@@ -183,7 +185,8 @@ class SceneFile:
         poses = _poses(*self._pieces.path(), [s.id for s in submaps])
         chain = _integer(about, "chain")
         recognition = self._recognition({s.id: s.T_map_submap for s in submaps})
-        return Snapshot(submaps, poses, chain, metric, T, unit, recognition)
+        floor = self._floor([s.id for s in submaps])
+        return Snapshot(submaps, poses, chain, metric, T, unit, recognition, floor)
 
     def _recognition(self, poses: Mapping[int, Similarity]) -> Recognition | None:
         """Returns what recognises the scene; None, with a warning, if that is damaged."""
@@ -194,6 +197,14 @@ class SceneFile:
                 "the locations of the scene in %s cannot be recognised: %s", self.path, error
             )
             return None
+
+    def _floor(self, submaps: Collection[int]) -> FloorViews:
+        """Returns what keyframes saw of the floor; nothing, with a warning, if that is damaged."""
+        try:
+            return self._pieces.floor(submaps)
+        except (OSError, LookupError, TypeError, ValueError, JournalError) as error:
+            log.warning("the scene in %s has no occupancy grid any more: %s", self.path, error)
+            return FloorViews()
 
     def _filled(self, entry: Mapping[str, Any]) -> Submap:
         submap = _submap(entry)

@@ -50,7 +50,9 @@ FORMAT, VERSION = "da3_ros scene", 2
 MAP_OF_OLD = "T_map_world"  # ``T_ros_map`` in version 1
 # Of records after the first: what a run stores, and what belongs to the saved scene.
 KINDS = ("begin", "keyframe", "measured depth", "frames", "submaps", "poses", "map")
-SAVED_KINDS = ("points", "images", "path", "loop keyframe", "recognition", "contents", "end")
+SAVED_KINDS = (
+    "points", "images", "path", "loop keyframe", "recognition", "floor", "contents", "end",
+)  # fmt: skip
 SUBMAP = np.dtype(
     [("id", "<i4"), ("chain", "<i4"), ("component", "<i4"), ("scale", "<f8"), ("R", "<f8", (3, 3)),
      ("t", "<f8", (3,))]

@@ -71,6 +71,14 @@ class FloorView:
         return np.array([T_ros_camera[0, 3], T_ros_camera[1, 3], yaw])
 
 
+@dataclass(frozen=True, eq=False)
+class FloorViews:
+    """What the keyframes of a scene saw of the floor."""
+
+    resolution: float = 0.05  # edge of the cells of its grid, metres
+    views: tuple[FloorView, ...] = ()  # in the order in which they count
+
+
 def floor_view(
     frame: tuple[int, str, int], marks: Array, clearing: Array, T_level_camera: Array,
     unit: float, cell_m: float,

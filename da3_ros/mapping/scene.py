@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from da3_ros.geometry.poses import T_ROS_MAP
 from da3_ros.geometry.similarity import IDENTITY, Similarity
+from da3_ros.mapping.floor_view import FloorViews
 from da3_ros.mapping.trajectory import Poses
 from da3_ros.mapping.voxel_map import PointCloud
 from da3_ros.types import Array
@@ -53,6 +54,9 @@ class Scene:
     images: Mapping[Shot, Jpeg] = field(default_factory=dict)  # JPEG, of keyframes
     component_of: Mapping[int, int] = field(default_factory=dict)  # by the submap's id
     chain_of: Mapping[int, int] = field(default_factory=dict)  # its chain likewise
+    floor: FloorViews = field(default_factory=FloorViews)
+    # Lengths of the scene per unit of a submap, by its id; of those with views of the floor.
+    unit_of: Mapping[int, float] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return sum(len(one.cloud) for one in self.clouds)

@@ -10,7 +10,7 @@ import itertools
 import logging
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from da3_ros.geometry.poses import T_ROS_MAP
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.mapping.dynamic_points import DynamicPoints
-from da3_ros.mapping.floor_view import FloorView
+from da3_ros.mapping.floor_view import FloorViews
 from da3_ros.mapping.frames import LocalFrame
 from da3_ros.mapping.map_table import MapTable
 from da3_ros.mapping.recognition import Recognition
@@ -64,7 +64,7 @@ class Snapshot:
     # Lengths of the snapshot (metres if ``metric``) per network unit of the newest window.
     unit: float = 1.0
     recognition: Recognition | None = None  # None: its locations are not recognised
-    floor: tuple[FloorView, ...] = ()  # what keyframes saw of the floor
+    floor: FloorViews = field(default_factory=FloorViews)
 
     def scene(self) -> Scene:
         """Returns the scene to show and export."""
@@ -78,7 +78,10 @@ class Snapshot:
         component_of = {s.id: s.component for s in self.submaps}
         chain_of = {s.id: s.chain for s in self.submaps}
         poses = self.poses.moved(submap_poses)
-        return Scene(clouds, poses, self.T_ros_map, images, component_of, chain_of)
+        unit_of = {id: T.scale for id, T in submap_poses.items()}
+        return Scene(
+            clouds, poses, self.T_ros_map, images, component_of, chain_of, self.floor, unit_of
+        )
 
 
 class SubmapStore:

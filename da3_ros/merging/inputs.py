@@ -18,6 +18,7 @@ from da3_ros.export.scene_file import SceneFile
 from da3_ros.export.scene_folder import MAX_ORIGIN, find_scene, scene_name
 from da3_ros.keyframe_store.checks import MAX_INTEGER
 from da3_ros.keyframe_store.journal import JournalError
+from da3_ros.mapping.floor_view import FloorView
 from da3_ros.mapping.map_table import ViewRow
 from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.scene import Shot
@@ -97,6 +98,13 @@ class InputScene:
         rows["submap"] += self.first_submap
         return replace(
             self.saved.poses, rows=rows, cameras=tuple(map(self.camera, self.saved.poses.cameras))
+        )
+
+    def floor(self) -> tuple[FloorView, ...]:
+        """Returns what its keyframes saw of the floor, with new ids."""
+        return tuple(
+            replace(v, submap=v.submap + self.first_submap, camera=self.camera(v.camera))
+            for v in self.saved.floor.views
         )
 
     def recognition(self) -> Recognition | None:

@@ -132,9 +132,11 @@ def merged_scene(inputs: Sequence[InputScene], joined: Joined, placement: Placem
     poses = joined_poses([one.poses() for one in inputs])
     poses = poses.take(np.isin(poses.rows["submap"], [s.id for s in submaps]))
     chain = sum(one.chain_count for one in inputs) - 1
+    ids = {s.id for s in submaps}
+    views = tuple(v for one in inputs for v in one.floor() if v.submap in ids)
     return replace(
         reference, submaps=tuple(submaps), poses=poses, chain=chain,
-        recognition=_recognition(joined, placement),
+        recognition=_recognition(joined, placement), floor=replace(reference.floor, views=views),
     )  # fmt: skip
 
 

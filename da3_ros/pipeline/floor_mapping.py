@@ -3,13 +3,15 @@ once, and with measured depth as soon as there is some."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from da3_ros.config import PipelineConfig
 from da3_ros.derived.measuring import Measured
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.depth_filter import filter_depth, without_smears
-from da3_ros.mapping.floor_view import FloorView, floor_view
+from da3_ros.mapping.floor_view import FloorView, FloorViews, floor_view
 from da3_ros.mapping.frames import LocalFrame
 from da3_ros.mapping.map_table import MapTable
 from da3_ros.navigation.occupancy import OccupancyMap
@@ -67,6 +69,11 @@ class FloorMapping:
                 before.T_level_camera(metres), metres,
             ))  # fmt: skip
         self.occupancy.end_waiting(keyframe.submap, key)
+
+    def views(self, submaps: Collection[int]) -> FloorViews:
+        """Returns the views of keyframes in these submaps."""
+        views = tuple(v for v in self.occupancy.views() if v.submap in submaps)
+        return FloorViews(self.config.occupancy.resolution_m, views)
 
     def _view(
         self, frame: tuple[int, str, int], depth: FloatImage, K: Array, T_level_camera: Array,

@@ -212,7 +212,7 @@ class SceneMap(MapListener):
             self.loops.restore(known)
         self._apply_mode()
         self.place_map(saved.T_ros_map)
-        self.floor_map.occupancy.restore(saved.floor)
+        self.floor_map.occupancy.restore(saved.floor.views)
 
     def snapshot(self, unit: float) -> Snapshot:
         """Returns the whole scene as it is now; cheap, and not changed by later frames.
@@ -222,8 +222,8 @@ class SceneMap(MapListener):
         unit *= self.scale.unit
         saved = self.submaps.snapshot(self.T_ros_map, self.scale.known, unit)
         known = self.loops.recognition(self.scale.metres)
-        views, ids = self.floor_map.occupancy.views(), {s.id for s in saved.submaps}
-        saved = dataclasses.replace(saved, floor=tuple(v for v in views if v.submap in ids))
+        floor = self.floor_map.views({s.id for s in saved.submaps})
+        saved = dataclasses.replace(saved, floor=floor)
         return with_recognition(saved, known, self.config)
 
     def update_scale(

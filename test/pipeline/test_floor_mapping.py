@@ -6,49 +6,22 @@ import numpy as np
 import pytest
 from support.floors import (
     RES,
-    SIZE,
+    SETTINGS,
     errors,
     level_of,
+    pipeline_of,
+    push,
     room_and_frames,
     seen_cells,
     solid_cells,
+    true_frames,
 )
-from support.sessions import MetricModel
-
-from da3_ros.config import config_from_parameters
-from da3_ros.pipeline.pipeline import Pipeline
-from da3_ros.synthetic.truth import Truth, TruthSession
-from da3_ros.types import Calibration, Frame
-
-SETTINGS = {
-    "process_res": SIZE[0], "window.size": 5, "refinement.enabled": False, "map.voxel_m": 0.1,
-    "hold_when_blind": False,  # images are black
-    "map.remove_movers": False, "scale.source": "metric_model", "scale.metric_every": 1,
-}  # fmt: skip
-
-
-def pipeline_of(frames, **values):
-    session = TruthSession(frames)
-    metric = MetricModel(session) if values.get("scale.source") != "none" else None
-    return Pipeline(config_from_parameters({**SETTINGS, **values}), session, metric)
-
-
-def push(pipeline, frames, level=level_of):
-    K = frames[0].K.copy()
-    K[:2, 2] -= 0.5
-    black, lens = np.zeros((*SIZE[::-1], 3), np.uint8), Calibration(*SIZE, K)
-    for f in frames:
-        T = None if level is None else level(f.T_room_camera)
-        for out in pipeline.push(Frame(f.stamp_ns, black, calibration=lens, T_level_camera=T)):
-            pipeline.scene_map.level(out)
 
 
 @functools.cache
 def walked(seed=3, count=20):
     room, poses, depths, K = room_and_frames(seed, count)
-    return room, [
-        Truth(10**8 * (i + 1), d, T, K) for i, (d, T) in enumerate(zip(depths, poses, strict=True))
-    ]
+    return room, true_frames(poses, depths, K)
 
 
 @functools.cache

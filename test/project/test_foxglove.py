@@ -16,7 +16,7 @@ LAYOUT = json.loads((ROOT / "foxglove" / "da3_ros.json").read_text())
 PANELS = LAYOUT["configById"]
 KINDS = {f"/da3/{name}": row.type for name, row in output_topics().items()}
 KINDS |= {"/da3/status": "da3_ros/msg/Status"}
-IN_SPACE = {"sensor_msgs/msg/PointCloud2", "nav_msgs/msg/Path",
+IN_SPACE = {"sensor_msgs/msg/PointCloud2", "nav_msgs/msg/Path", "nav_msgs/msg/OccupancyGrid",
             "geometry_msgs/msg/PoseWithCovarianceStamped"}  # fmt: skip
 
 

@@ -21,7 +21,7 @@ CONFIG = ROOT / "config" / "da3.yaml"
 LAUNCH_FILES = sorted((ROOT / "launch").glob("*.launch.py"))
 FORBIDDEN = {"eval", "exec", "compile", "__import__", "open", "system", "popen", "subprocess",
              "urlopen", "urlretrieve", "mkdir", "makedirs", "remove"}  # fmt: skip
-LATCHED = {"path", "map/points", "status"}
+LATCHED = {"path", "map/points", "status", "map/occupancy"}
 each_launch_file = pytest.mark.parametrize("file", LAUNCH_FILES, ids=lambda f: f.name)
 
 
@@ -180,7 +180,8 @@ def test_replay_hands_on_the_nodes_arguments_and_choices():
 
 RVIZ = sorted((ROOT / "rviz").glob("*.rviz"))
 PLUGINS = {"Image": "sensor_msgs/msg/Image", "PointCloud2": "sensor_msgs/msg/PointCloud2",
-           "Path": "nav_msgs/msg/Path", "Odometry": "nav_msgs/msg/Odometry"}  # fmt: skip
+           "Path": "nav_msgs/msg/Path", "Odometry": "nav_msgs/msg/Odometry",
+           "Map": "nav_msgs/msg/OccupancyGrid"}  # fmt: skip
 CAMERAS = ("front", "left")
 each_rviz = pytest.mark.parametrize("file", RVIZ, ids=lambda f: f.stem)
 
@@ -193,6 +194,12 @@ def shown_in(file):
     """The topics of a config by name, without /da3/."""
     displays = [d for d in rviz_displays(file)["Displays"] if "Topic" in d]
     return {d["Topic"]["Value"].removeprefix("/da3/"): d for d in displays}
+
+
+def updated_in(file):
+    """The topics of a config that change what other topics have shown."""
+    displays = rviz_displays(file)["Displays"]
+    return {d["Update Topic"]["Value"] for d in displays if "Update Topic" in d}
 
 
 def of_node(topic):
@@ -223,11 +230,14 @@ def test_rviz_shows_existing_topics_with_their_durability(file):
 def test_the_launch_file_gives_rviz_the_names_in_the_namespace():
     moved = constant(ROOT / "launch" / "da3.launch.py", "DISPLAYED")
     assert all(absolute == f"/{relative}" for absolute, relative in moved)
-    shown = {f"/da3/{topic}" for topic in shown_in(ROOT / "rviz" / "da3.rviz")}
-    assert shown == {absolute for absolute, _ in moved}
-    assert {f"/da3/{topic}" for topic in shown_in(ROOT / "rviz" / "navigation.rviz")} <= shown
+    files = [ROOT / "rviz" / f"{name}.rviz" for name in ("da3", "navigation")]
+    shown = {f"/da3/{topic}" for file in files for topic in shown_in(file)}
+    updates = updated_in(files[1])
+    assert updates == {"/da3/map/occupancy_updates"}
+    assert shown | updates == {absolute for absolute, _ in moved}
     wanted = "rgb/image depth/image_color confidence/image_color points map/points path odom"
-    assert set(wanted.split()) == {name.removeprefix("/da3/") for name in shown}
+    assert set(wanted.split()) == set(shown_in(files[0]))
+    assert set(shown_in(files[1])) - set(wanted.split()) == {"map/occupancy"}
 
 
 def test_several_cameras_are_shown_by_the_names_of_the_launch_file():

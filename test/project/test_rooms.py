@@ -53,7 +53,7 @@ ROOMS = {
         "refinement", "scale_sources", "sensors", "splats",
     },
     "navigation": {"geometry", "mapping"},
-    "export": {"derived", "geometry", "keyframe_store", "mapping", "splats"},
+    "export": {"derived", "geometry", "keyframe_store", "mapping", "navigation", "splats"},
     "derived": {"geometry"},
     "synthetic": {"geometry", "inference", "mapping", "sensors"},
     "inference": {"backends", "derived", "geometry", "network", "scale_sources"},

@@ -11,9 +11,10 @@ October 2024); a name stands here only if all three read it. Where they come fro
   qos_profile_property.cpp, vector_property.cpp, covariance_property.cpp;
   include: ros_topic_display.hpp, message_filter_display.hpp.
 * rviz_default_plugins, src: displays/ grid/grid_display.cpp, tf/tf_display.cpp,
-  image/image_display.cpp, pointcloud/point_cloud_common.cpp and transformers/*.cpp,
-  path/path_display.cpp, odometry/odometry_display.cpp; tools/ interaction/interaction_tool.cpp,
-  measure/measure_tool.cpp, pose_estimate/initial_pose_tool.cpp; view_controllers/
+  image/image_display.cpp, map/map_display.cpp, pointcloud/point_cloud_common.cpp and
+  transformers/*.cpp, path/path_display.cpp, odometry/odometry_display.cpp; tools/
+  interaction/interaction_tool.cpp, measure/measure_tool.cpp,
+  pose_estimate/initial_pose_tool.cpp; view_controllers/
   orbit/orbit_view_controller.cpp, ortho/fixed_orientation_ortho_view_controller.cpp.
 """
 
@@ -73,6 +74,10 @@ DISPLAYS = {
         "Alpha": NUMBER, "Decay Time": NUMBER, "Position Transformer": {"XYZ"},
         "Color Transformer": {"RGB8", "RGBF32", "Intensity", "AxisColor", "FlatColor"},
         **TRANSFORMERS,
+    },
+    "Map": {
+        "Topic": FILTERED, "Update Topic": TOPIC, "Alpha": NUMBER,
+        "Color Scheme": {"map", "costmap", "raw"}, "Draw Behind": SWITCH, "Use Timestamp": SWITCH,
     },
     "Path": {
         "Topic": FILTERED, "Line Style": {"Lines", "Billboards"}, "Line Width": NUMBER,

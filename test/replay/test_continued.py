@@ -139,6 +139,7 @@ def assert_same(a, b):
 CASES = {
     "loops": ("loop.every:=1",),
     "odometry": ("pose_prior.source:=odometry", "scale.source:=odometry"),
+    "floor": ("scale.source:=fixed", "level.source:=ground", "keyframe.parallax:=0.02"),
     "spilled": ("map.max_points:=20000", "keyframe.parallax:=0.02", "refinement.enabled:=false"),
     "full_disk": ("map.disk_gb:=0.0001", "refinement.enabled:=false"),
 }
@@ -158,6 +159,7 @@ def test_a_continued_replay_writes_the_same_bytes(seldom, camera, bag, tmp_path,
         ran += run(bag, output, camera, *arguments, at=at, go_on=True, **options)
     assert windows < ran <= windows + 3 * 8  # what came after a checkpoint is repeated
     assert_same(tmp_path / "whole", output)
+    assert bool(load_scene(output / "scene").floor.views) == (case == "floor")
 
 
 class AlongRing(Interrupted):

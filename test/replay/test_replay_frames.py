@@ -7,10 +7,13 @@ import pytest
 from support.file_readers import messages, pose_matrix
 
 from da3_ros.config import NodeConfig, config_from_parameters
+from da3_ros.export.scene_file import load_scene
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.messages import build
 from da3_ros.messages.build import RosbagsLibrary
+from da3_ros.navigation.saved_grid import grid_of_scene
 from da3_ros.recordings import open_recording
+from da3_ros.recordings.base import RecordingError
 from da3_ros.recordings.writer import BagFolderWriter
 from da3_ros.replay.results import ReplayOptions
 from da3_ros.replay.run import replay
@@ -107,6 +110,20 @@ def test_a_known_base_is_moved_and_levels_the_map(bags, camera, tmp_path):
     lines = np.loadtxt(out / "trajectory.tum")
     begin = (invert_pose(base) @ frames[0].T_room_camera)[:3, 3]
     np.testing.assert_allclose(lines[0, 1:4], begin, atol=1e-6)
+
+
+def test_a_level_map_in_metres_has_an_occupancy_grid(bags, camera, tmp_path):
+    """In the bag, and in the saved scene; without a base in neither."""
+    out = run(bags["base"], camera, tmp_path / "out", base_frame="base_link", **METRIC)
+    (grid,) = messages(out, "/da3/map/occupancy")
+    assert grid.header.frame_id == "map"
+    saved = grid_of_scene(load_scene(out / "scene").scene())
+    assert (grid.info.width, grid.info.height) == saved.cells.shape[::-1]
+    assert grid.data.reshape(saved.cells.shape).tolist() == saved.cells.tolist()
+    assert (saved.cells == 0).sum() > 100
+    plain = run(bags["base"], camera, tmp_path / "plain", **METRIC)
+    with pytest.raises(RecordingError, match="no topic"):
+        messages(plain, "/da3/map/occupancy")
 
 
 @pytest.mark.slow

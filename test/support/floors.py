@@ -3,11 +3,16 @@
 import cv2
 import numpy as np
 
-from da3_ros.config import ObstacleConfig
+from da3_ros.config import ObstacleConfig, config_from_parameters
 from da3_ros.mapping.floor_view import floor_view
 from da3_ros.navigation.floor_grid import FREE, OCCUPIED
 from da3_ros.navigation.sighting import sight
+from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import intrinsics, make_room, make_walk, render
+from da3_ros.synthetic.truth import Truth, TruthSession
+from da3_ros.types import Calibration, Frame
+
+from .sessions import MetricModel
 
 RES = 0.05
 FINE = 5  # samples along each side of a cell
@@ -81,6 +86,40 @@ def view_of(depth, K, T_level_camera, frame=(1, "", 0), unit=1.0):
     """The floor view of a frame with depth in metres."""
     seen = sight(depth, K, T_level_camera, BAND)
     return floor_view(frame, seen.marks, seen.clearing, T_level_camera, unit, RES / 2)
+
+
+# A pipeline that sees a room from a level base; its windows are exact.
+
+SETTINGS = {
+    "process_res": SIZE[0], "window.size": 5, "refinement.enabled": False, "map.voxel_m": 0.1,
+    "hold_when_blind": False,  # images are black
+    "map.remove_movers": False, "scale.source": "metric_model", "scale.metric_every": 1,
+}  # fmt: skip
+
+
+def true_frames(poses, depths, K):
+    """The truth of a walk."""
+    return [
+        Truth(10**8 * (i + 1), d, T, K) for i, (d, T) in enumerate(zip(depths, poses, strict=True))
+    ]
+
+
+def pipeline_of(frames, **values):
+    """A pipeline that knows the truth of these frames."""
+    session = TruthSession(frames)
+    metric = MetricModel(session) if values.get("scale.source") != "none" else None
+    return Pipeline(config_from_parameters({**SETTINGS, **values}), session, metric)
+
+
+def push(pipeline, frames, level=level_of):
+    """Gives it the frames with black images; level: returns the camera on the base."""
+    K = frames[0].K.copy()
+    K[:2, 2] -= 0.5
+    black, lens = np.zeros((*SIZE[::-1], 3), np.uint8), Calibration(*SIZE, K)
+    for f in frames:
+        T = None if level is None else level(f.T_room_camera)
+        for out in pipeline.push(Frame(f.stamp_ns, black, calibration=lens, T_level_camera=T)):
+            pipeline.scene_map.level(out)
 
 
 # A square room of 6 m around the origin, seen by a camera that looks level, 1 m over the floor.

@@ -1,0 +1,70 @@
+"""Writes an occupancy grid as the pair of files that map_server and map_saver use.
+
+A PGM (P5), whose first row is the one with the largest y, and a YAML that describes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from da3_ros.export.atomic_files import atomic_path
+from da3_ros.export.selection import ExportError
+from da3_ros.mapping.scene import Scene
+from da3_ros.navigation.floor_grid import FREE, OCCUPIED, OccupancyGrid
+from da3_ros.navigation.saved_grid import grid_of_scene
+
+GREY = {FREE: 254, OCCUPIED: 0}
+UNKNOWN_GREY = 205  # between the thresholds
+OCCUPIED_THRESHOLD, FREE_THRESHOLD = 0.65, 0.196  # of 1 - grey / 255
+
+
+def write_map(scene: Scene, path: Path) -> int:
+    """Writes the grid of a scene to ``path``, and its description beside it; returns the number
+    of known cells. Raises ExportError."""
+    grid = grid_of_scene(scene)
+    if grid is None:
+        raise ExportError(
+            "the scene has no occupancy grid: it was not mapped in metres by a level map (set "
+            "scale.source, and base_frame or level.source: ground), its run did not end, or all "
+            "was selected away; map it again"
+        )
+    path.write_bytes(pgm(grid))
+    path.with_suffix(".yaml").write_text(description(grid, path.name), encoding="utf-8")
+    return int((grid.cells >= 0).sum())
+
+
+def pgm(grid: OccupancyGrid) -> bytes:
+    """Returns the image of a grid."""
+    grey = np.full(grid.cells.shape, UNKNOWN_GREY, np.uint8)
+    for value, shade in GREY.items():
+        grey[grid.cells == value] = shade
+    height, width = grid.cells.shape
+    return f"P5\n{width} {height}\n255\n".encode() + grey[::-1].tobytes()
+
+
+def description(grid: OccupancyGrid, image: str) -> str:
+    """Returns the YAML of a grid; image: the name of its file."""
+    x, y = (round(v, 9) for v in grid.origin)
+    return (
+        f"image: {image}\nmode: trinary\nresolution: {grid.resolution}\norigin: [{x}, {y}, 0]\n"
+        f"negate: 0\noccupied_thresh: {OCCUPIED_THRESHOLD}\nfree_thresh: {FREE_THRESHOLD}\n"
+    )
+
+
+@contextmanager
+def placed_pair(path: Path) -> Iterator[Path]:
+    """Yields a temporary path of an image; it, and the description beside it, appear together at
+    the end, or neither. Raises ExportError."""
+    with atomic_path(path) as image:
+        about = image.with_suffix(".yaml")
+        try:
+            yield image
+            text = about.read_text(encoding="utf-8").replace(image.name, path.name)
+        finally:
+            about.unlink(missing_ok=True)
+        with atomic_path(path.with_suffix(".yaml")) as final:
+            final.write_text(text, encoding="utf-8")
