@@ -17,6 +17,7 @@ BINS = 360  # of azimuth, all around
 GAP = 3  # bins, at most, from one with floor to the next: cameras of wide angle see fewer rays
 CELLS = 32767  # farthest cell of a mark
 WIDTH = 2 * CELLS + 1
+FARTHEST = float(np.finfo(np.float16).max)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,15 +97,16 @@ def floor_view(
     first, end = (int(known[0]), int(known[-1]) + 1) if len(known) else (0, 0)
     return FloorView(
         *frame, R.astype(np.float32), float(T_level_camera[2, 3]) / unit, first - BINS // 2,
-        (free[first:end] / unit).astype(np.float16), cell_m / unit, cells,
+        np.minimum(free[first:end] / unit, FARTHEST).astype(np.float16), cell_m / unit, cells,
     )  # fmt: skip
 
 
 def _cells(stands: Array, cell: float) -> NDArray[np.int16]:
     """Returns the cells [M, 2] that hold points [N, 2]."""
-    at = np.floor(stands / cell).clip(-CELLS, CELLS).astype(np.int64) + CELLS
-    keys = np.unique(at[:, 0] * WIDTH + at[:, 1])
-    return (np.stack(np.divmod(keys, WIDTH), axis=1) - CELLS).astype(np.int16)
+    at = (np.floor(stands / np.float32(cell)).clip(-CELLS, CELLS) + CELLS).astype(np.uint32)
+    keys = np.unique(at[:, 0] * np.uint32(WIDTH) + at[:, 1])
+    cells = np.stack(np.divmod(keys, np.uint32(WIDTH)), axis=1)
+    return (cells.astype(np.int32) - CELLS).astype(np.int16)
 
 
 def _ahead(R_level_camera: Array) -> Array:
@@ -125,7 +127,7 @@ def azimuth_bin(x: Array, y: Array) -> NDArray[np.int64]:
 def _free(seen: Array, stands: Array, cell: float) -> FloatImage:
     """Returns [BINS, 2] the nearest and the farthest free distance of each azimuth, metres; NaN:
     none. What lies nearer than the nearest floor that is seen, the camera looks over."""
-    near, far, stop = (np.full(BINS, fill) for fill in (np.inf, -np.inf, np.inf))
+    near, far, stop = (np.full(BINS, fill, np.float32) for fill in (np.inf, -np.inf, np.inf))
     at, distance = azimuth_bin(seen[:, 0], seen[:, 1]), np.hypot(seen[:, 0], seen[:, 1])
     np.minimum.at(near, at, distance)
     np.maximum.at(far, at, distance)
@@ -138,7 +140,6 @@ def _free(seen: Array, stands: Array, cell: float) -> FloatImage:
         near[between] = np.maximum(near[low], near[high])[between]
         far[between] = np.minimum(far[low], far[high])[between]
     np.minimum.at(stop, azimuth_bin(stands[:, 0], stands[:, 1]), np.hypot(*stands.T))
-    far = np.minimum(far, stop) - cell  # rays end at surfaces
-    free = np.stack((near, far), axis=1)
-    free[~(near < far)] = np.nan
-    return free.astype(np.float32)
+    free = np.stack((near, np.minimum(far, stop) - np.float32(cell)), axis=1)  # rays end at walls
+    free[~(free[:, 0] < free[:, 1])] = np.nan
+    return free

@@ -20,7 +20,8 @@ from da3_ros.mapping.map_table import MapListener, MapTable
 from da3_ros.navigation.floor_grid import FloorGrid, OccupancyGrid
 from da3_ros.types import Array
 
-NEWEST = 8  # views that may still be refined: they are carved anew each time that a grid is asked
+# Views of a camera that may still be refined: they are carved each time that a grid is asked for.
+NEWEST = 8
 WAITING = 64  # newest views that may wait for measured depth
 PIECE = 16  # views that are carved again after a window, but at least those of a submap
 MEMORY = 64 << 20  # bytes of views; the oldest leave first
@@ -98,7 +99,7 @@ class OccupancyMap(MapListener):
         reach = float(np.linalg.norm(T_submap_camera[:3, 3])) + view.reach
         self._reach[view.submap] = max(self._reach.get(view.submap, 0.0), reach)
         self._newest[view.submap, view.key] = waiting
-        ready = len(self._newest) - NEWEST
+        ready = len(self._newest) - NEWEST * len({key[0] for _, key in self._newest})
         for key, waits in list(self._newest.items())[: max(ready, 0)]:
             if waits and len(self._newest) <= WAITING:
                 break

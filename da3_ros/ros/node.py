@@ -121,7 +121,12 @@ class Da3Node(LifecycleNode):
         stream = Stream(config, self.library, self, transforms)
         self.runner = StreamRunner(stream, self.log)
         self.runner.submit(lambda: stream.warm_up(self._is_stop_requested))
-        self.topics.create(config.pipeline.cameras or ("",), tuple(stream.scene_streams))
+        names = config.pipeline.cameras or ("",), tuple(stream.scene_streams)
+        if self.topics.create(*names) and config.pipeline.occupancy.updates:
+            self.warn(
+                "occupancy.updates is on, but map_msgs is not installed (apt install "
+                "ros-$ROS_DISTRO-map-msgs): whole grids are sent"
+            )
         self.tf_input = TfInput(
             self.endpoints, transforms, self._tf_publishers, self._sent,
             lambda text: self.warn(text, SAME_S),

@@ -24,18 +24,22 @@ class Topics:
         self._publishers: dict[str, Any] = {}
         self._of_map: list[str] = []  # topics that show the maps
 
-    def create(self, cameras: Sequence[str], scenes: Sequence[str]) -> None:
-        """Create the publishers of a stream with these cameras and scenes."""
+    def create(self, cameras: Sequence[str], scenes: Sequence[str]) -> list[str]:
+        """Create the publishers of a stream with these cameras and scenes; returns the types of
+        optional topics whose packages are not installed."""
+        missing = []
         for topic, row in outputs.topics(cameras, scenes):
             try:
                 kind = self._library.type(row.type)
             except ImportError:
                 if not row.optional:
                     raise
+                missing.append(row.type)
                 continue
             self._publishers[topic] = self.advertise(topic, kind, row.depth, latched=row.latched)
             if isinstance(row, SceneTopic) and row.on_change:
                 self._of_map.append(topic)
+        return missing
 
     def advertise(self, topic: str, kind: Any, depth: int = 1, *, latched: bool = False) -> Any:
         """Create a publisher that the caller owns."""
