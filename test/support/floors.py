@@ -28,12 +28,12 @@ def level_of(T_room_camera):
     return L
 
 
-def room_and_frames(seed, count=24):
+def room_and_frames(seed, count=24, size=SIZE):
     """A room, poses [N, 4, 4] of a walk in it, exact depth [N, h, w], and K."""
     room = make_room(seed)
     poses = make_walk(room, "loop", 4 * count, seed)[::4]
-    K = intrinsics(SIZE, 70.0)
-    return room, poses, np.asarray(render(room, poses, K, SIZE, supersample=False).depth), K
+    K = intrinsics(size, 70.0)
+    return room, poses, np.asarray(render(room, poses, K, size, supersample=False).depth), K
 
 
 def solid_cells(room, origin, shape):
