@@ -54,7 +54,13 @@ def test_a_view_says_what_is_free_occupied_and_unknown():
     assert at(grid, HALF + 0.01, 0) == OCCUPIED
     assert at(grid, HALF + 0.3, 0) == UNKNOWN
     assert at(grid, -1, 0) == UNKNOWN  # behind the camera
-    assert at(grid, 0.5, 0) == UNKNOWN  # nearer than the floor that it sees
+    assert at(grid, 0.85, 0) == UNKNOWN  # nearer than the floor that it sees
+
+
+def test_a_thin_pole_marks_the_cell_that_is_else_seen_free():
+    grid = carved((square_view(0, 0, 0, (1, "", 0), pillar=(1.3, 0.01, 0.008)), (0, 0, 0)))
+    assert at(grid, 1.29, 0.01) == OCCUPIED
+    assert at(grid, 1.29, 0.1) == FREE
 
 
 def test_a_view_lies_where_its_keyframe_is():
