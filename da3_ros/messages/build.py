@@ -99,7 +99,10 @@ def _own_definition(name: str) -> str:
 
 _FLOAT32 = 7  # sensor_msgs/PointField
 _NAN = float("nan")
-UNKNOWN = 1e6  # variance of an unknown value; filters take 0 and -1 as near certainty
+UNKNOWN = 1e6  # variance of an unknown pose; filters take 0 and -1 as near certainty
+# Of an unknown velocity. RTAB-Map weighs odometry by the covariance of the pose for this value
+# alone, and by that of the velocity for all others.
+UNKNOWN_VELOCITY = 9999.0
 
 
 # Parts ------------------------------------------------------------------------------------------
@@ -210,7 +213,7 @@ def compressed_depth(lib: MessageLibrary, stamp_ns: int, frame_id: str, depth: F
     b = 1 - a / FARTHEST
     with np.errstate(invalid="ignore", divide="ignore"):
         inverse = np.rint(a / depth + b)
-        inverse[~((depth > 0) & (inverse >= 1) & (inverse <= 65535))] = 0
+        inverse[~((depth > 0) & (depth <= FARTHEST) & (inverse <= 65535))] = 0
     # Fast: the pixels vary too much for more effort to pay.
     _, data = cv2.imencode(".png", inverse.astype(np.uint16), [cv2.IMWRITE_PNG_COMPRESSION, 1])
     header_bytes = struct.pack("<iff", 0, a, b)
@@ -392,7 +395,7 @@ def odometry(
 ) -> Any:  # fmt: skip
     """nav_msgs/Odometry of ``T_frame_child`` [4, 4]; covariance [6, 6], None: unknown.
 
-    Velocities are unknown: zero with the covariance of unknown values.
+    Velocities are unknown: zero with a diagonal of UNKNOWN_VELOCITY.
     """
     still = np.zeros(3)
     motion = lib.type("geometry_msgs/msg/Twist")(
@@ -403,7 +406,7 @@ def odometry(
         child_frame_id=child_frame_id,
         pose=_pose_covariance(lib, T, covariance),
         twist=lib.type("geometry_msgs/msg/TwistWithCovariance")(
-            twist=motion, covariance=_covariance(None)
+            twist=motion, covariance=_covariance(UNKNOWN_VELOCITY * np.eye(6))
         ),
     )
 
