@@ -47,6 +47,8 @@ DISPLAYED = [
     ("/da3/depth/image_color", "da3/depth/image_color"),
     ("/da3/confidence/image_color", "da3/confidence/image_color"),
     ("/da3/points", "da3/points"),
+    ("/da3/points/obstacles", "da3/points/obstacles"),
+    ("/da3/points/clearing", "da3/points/clearing"),
     ("/da3/map/points", "da3/map/points"),
     ("/da3/map/occupancy", "da3/map/occupancy"),
     ("/da3/map/occupancy_updates", "da3/map/occupancy_updates"),

@@ -216,8 +216,9 @@ def test_rviz_shows_existing_topics_with_their_durability(file):
         name, row = of_node(topic)
         package, plugin = display["Class"].split("/")
         assert package == "rviz_default_plugins"
-        # Cloud lies in Map: it is there to be switched on.
-        assert display["Enabled"] is display["Value"] is (display["Name"] != "Cloud")
+        # Cloud lies in Map, and Clearing covers the floor: they are there to be switched on.
+        shown = display["Name"] not in ("Cloud", "Clearing")
+        assert display["Enabled"] is display["Value"] is shown
         qos = display["Topic"]
         assert row.type == PLUGINS[plugin]
         assert qos["Durability Policy"] == (
@@ -237,7 +238,8 @@ def test_the_launch_file_gives_rviz_the_names_in_the_namespace():
     assert shown | updates == {absolute for absolute, _ in moved}
     wanted = "rgb/image depth/image_color confidence/image_color points map/points path odom"
     assert set(wanted.split()) == set(shown_in(files[0]))
-    assert set(shown_in(files[1])) - set(wanted.split()) == {"map/occupancy"}
+    own = {"map/occupancy", "points/obstacles", "points/clearing"}
+    assert set(shown_in(files[1])) - set(wanted.split()) == own
 
 
 def test_several_cameras_are_shown_by_the_names_of_the_launch_file():
