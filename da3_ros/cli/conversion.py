@@ -43,6 +43,8 @@ def convert(
     anew = derive or selection.voxel > 0 or selection.min_confidence > 0
     scene_file = SceneFile(folder)
     saved = scene_file.is_saved
+    if not row.needs_points:
+        return _exported(scene_file.saved.scene(), target, selection, row.name)
     from_depth = isinstance(row, StoredFormat) or derive
     if not scene_file.has_keyframes:
         if from_depth:

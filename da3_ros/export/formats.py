@@ -28,6 +28,7 @@ class Format:
     folder = False  # whether it is a folder, of which ``foreign`` knows the files
     live = True  # whether a running node writes it too
     uses_keyframes = False  # whether stored keyframes give it more than the saved scene
+    needs_points = True  # whether it has anything of a scene's points
     counted = "points"  # what the number in its result counts
     centred = False  # whether it has images that ``Selection.centred`` crops
 
@@ -170,6 +171,7 @@ class Pgm(SceneFormat):
     """map_server's pair, of which the image is named."""
 
     name, title, suffixes, counted = "pgm", "map_server's PGM and YAML", (".pgm",), "cells"
+    needs_points = False
 
     def check(self, path: Path, selection: Selection) -> None:
         from da3_ros.export.selection import ExportError, Selection

@@ -29,8 +29,8 @@ def write_map(scene: Scene, path: Path) -> int:
     if grid is None:
         raise ExportError(
             "the scene has no occupancy grid: it was not mapped in metres by a level map (set "
-            "scale.source, and base_frame or level.source: ground), its run did not end, or all "
-            "was selected away; map it again"
+            "scale.source, and base_frame or level.source: ground), or by an older version: map "
+            "it again"
         )
     path.write_bytes(pgm(grid))
     path.with_suffix(".yaml").write_text(description(grid, path.name), encoding="utf-8")

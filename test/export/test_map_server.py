@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import yaml
 from support.floors import RES, pipeline_of, push, room_and_frames, true_frames
+from support.stored_walls import write_walls
 
 from da3_ros.cli import main
 from da3_ros.export.map_server import description, pgm
@@ -83,6 +84,14 @@ def test_a_scene_without_a_grid_is_refused_in_one_line(tmp_path, capsys):
     assert "no occupancy grid" in said[-1]
     assert "base_frame" in said[-1]
     assert [p.name for p in tmp_path.iterdir()] == ["scene"]
+
+
+def test_a_run_that_did_not_end_has_no_grid(tmp_path, capsys):
+    walls = write_walls(tmp_path / "walls", 2)
+    assert main(["export", str(walls), str(tmp_path / "room.pgm")]) == 1
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "a run that did not end" in line
+    assert not (tmp_path / "room.pgm").exists()
 
 
 def test_points_cannot_be_selected_for_a_grid(saved, tmp_path, capsys):
