@@ -1,9 +1,11 @@
 """The occupancy grid of a pipeline: from frames to cells, and why there is none."""
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from support import ring as walks
 from support.floors import (
     RES,
     SETTINGS,
@@ -16,6 +18,12 @@ from support.floors import (
     solid_cells,
     true_frames,
 )
+from support.sessions import opened
+
+from da3_ros.mapping.submaps import KEYFRAMES
+from da3_ros.navigation.floor_grid import FloorGrid
+from da3_ros.navigation.occupancy import PIECE, OccupancyMap
+from da3_ros.navigation.saved_grid import grid_of_scene
 
 
 @functools.cache
@@ -84,3 +92,35 @@ def test_the_floor_may_lie_below_the_base():
     a, b = high.scene_map.occupancy(), usual.scene_map.occupancy()
     assert np.array_equal(a.cells, b.cells)
     assert a.resolution == RES
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_a_loop_moves_the_grid_a_piece_after_each_window(monkeypatch):
+    """A lap of a corridor: the grid becomes that of the corrected map, a few views at a time."""
+    ring = walks.walked(110, 1.0)
+    end_ns = ring[-1].stamp_ns
+    walk = [*ring, *(replace(f, stamp_ns=f.stamp_ns + end_ns) for f in ring[:25])]
+    pipeline = opened(walk, metric=True)
+    carved, counts = [], []
+    carve, end_window = FloorGrid.carve, OccupancyMap.end_window
+
+    def counted(grid, *given):
+        carved.append(True)
+        carve(grid, *given)
+
+    def bounded(own, T_ros_map):
+        carved.clear()
+        end_window(own, T_ros_map)
+        counts.append(len(carved))
+
+    monkeypatch.setattr(FloorGrid, "carve", counted)
+    monkeypatch.setattr(OccupancyMap, "end_window", bounded)
+    push(pipeline, walk, size=walks.SIZE)
+    assert pipeline.loops.closed
+    assert 0 < max(counts) < PIECE + KEYFRAMES
+    live = pipeline.scene_map.occupancy(finished=True)
+    again = grid_of_scene(pipeline.snapshot().scene())
+    assert again.same_geometry(live)
+    assert (again.cells != live.cells).mean() < 1e-3
+    assert (live.cells == 0).sum() > 1000

@@ -111,11 +111,11 @@ def pipeline_of(frames, **values):
     return Pipeline(config_from_parameters({**SETTINGS, **values}), session, metric)
 
 
-def push(pipeline, frames, level=level_of):
+def push(pipeline, frames, level=level_of, size=SIZE):
     """Gives it the frames with black images; level: returns the camera on the base."""
     K = frames[0].K.copy()
     K[:2, 2] -= 0.5
-    black, lens = np.zeros((*SIZE[::-1], 3), np.uint8), Calibration(*SIZE, K)
+    black, lens = np.zeros((*size[::-1], 3), np.uint8), Calibration(*size, K)
     for f in frames:
         T = None if level is None else level(f.T_room_camera)
         for out in pipeline.push(Frame(f.stamp_ns, black, calibration=lens, T_level_camera=T)):
