@@ -19,7 +19,7 @@ from typing import Any
 import arguments
 import numpy as np
 import results_file
-from refinement_runs import room_camera
+from scipy.spatial.transform import Rotation
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "test"))
 
@@ -32,6 +32,7 @@ from da3_ros.inference.interfaces import Session
 from da3_ros.navigation.sighting import floor_height, sight
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera, SyntheticFrame
+from da3_ros.synthetic.demo_settings import PACE, RATE_HZ
 from da3_ros.synthetic.evaluation import resize_nearest
 from da3_ros.synthetic.truth import Noise, TruthSession
 from da3_ros.types import Array, Frame
@@ -72,6 +73,13 @@ def with_known_scale(
     return replace(config, scale=replace(config.scale, factor=factor))
 
 
+def tilted(pitch_deg: float) -> Array:
+    """Returns the pose [4, 4] of a camera that looks down by an angle, on a level one."""
+    T = np.eye(4)
+    T[:3, :3] = Rotation.from_euler("x", -pitch_deg, degrees=True).as_matrix()
+    return T
+
+
 def open_network(config: PipelineConfig) -> Session:
     """Opens the network of a configuration."""
     return open_networks(config)[0]
@@ -82,7 +90,10 @@ def driven(options: argparse.Namespace, model: str, noise: Noise | None) -> dict
     config, found = settings(options, model), []
     for walk in options.walks:
         for seed in options.seeds:
-            camera = room_camera(walk, seed, options.size, options.frames)
+            camera = SyntheticCamera(
+                seed, options.size, walk=walk, frames=options.frames, rate_hz=RATE_HZ, pace=PACE,
+                mount=tilted(options.pitch),
+            )  # fmt: skip
             frames = list(camera)
             given = list(robots_frames(camera, frames))
             if model == "truth":
@@ -166,6 +177,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[101, 102])
     parser.add_argument("--walks", nargs="+", default=["loop", "straight"])
     parser.add_argument("--frames", type=int, default=12)
+    parser.add_argument("--pitch", type=float, default=20.0,
+                        help="of the camera, downwards, degrees: a level one loses low things "
+                        "that leave its view")  # fmt: skip
     parser.add_argument("--size", type=arguments.size, default=(504, 378), metavar="WxH")
     parser.add_argument("--process-res", type=int, default=504)
     parser.add_argument("--set", dest="parameters", nargs=2, action="append", default=[],
