@@ -398,6 +398,13 @@ class ObstacleConfig:
         low=0.1,
         live=True,
     )
+    drop: float = option(
+        0.0,
+        "ways down (stairs, kerbs) deeper than this are obstacles, metres, and so are mirror "
+        "images in a shiny floor; 0: none are",
+        low=0.0,
+        live=True,
+    )
 
 
 @dataclass(frozen=True)

@@ -178,7 +178,7 @@ class SceneStream:
             and not self.pipeline.scene_map.is_level
         ):
             return "the map is not level, as it was loaded, or followed: begin one with ~/reset"
-        return row.silent(frame)
+        return row.silent(self.output.messages, frame)
 
     def _revision(self, topic: str) -> int:
         """Returns a number that changes with what a topic shows of the map."""

@@ -81,17 +81,17 @@ class FloorViews:
 
 
 def floor_view(
-    frame: tuple[int, str, int], marks: Array, clearing: Array, T_level_camera: Array,
+    frame: tuple[int, str, int], marks: Array, floor: Array, T_level_camera: Array,
     unit: float, cell_m: float,
 ) -> FloorView:  # fmt: skip
     """Returns the view of a frame (stamp, camera, submap) by points [N, 3] of its optical frame.
 
-    marks: surfaces of obstacles. clearing: floor, and ends of rays that hit nothing. Metres.
+    marks: surfaces of obstacles. floor: surfaces that are floor. Metres.
     T_level_camera: [4, 4] camera over the floor, z up, metres. unit: metres per unit of the
     submap. cell_m: edge of the cells of marks.
     """
     R = _ahead(T_level_camera[:3, :3])
-    stands, seen = (points @ R[:2].T.astype(np.float32) for points in (marks, clearing))
+    stands, seen = (points @ R[:2].T.astype(np.float32) for points in (marks, floor))
     free, cells = _free(seen, stands, cell_m), _cells(stands, cell_m)
     known = np.flatnonzero(np.isfinite(free[:, 0]))
     first, end = (int(known[0]), int(known[-1]) + 1) if len(known) else (0, 0)

@@ -78,7 +78,7 @@ class Outputs:
         self.scene_prefix = scene_prefix
         self._timings = timings
         self._tf = tf or self._default_edges
-        self._base_frame, self._warn = base_frame, warn
+        self.base_frame, self._warn = base_frame, warn
         self._sighting: tuple[int, Sighting] | None = None  # of the newest frame, by its id
         self._level_frame = ""  # that was published with the newest frame
         self._recent: OrderedDict[int, TrackedFrame] = OrderedDict()
@@ -93,7 +93,7 @@ class Outputs:
             name = _prefixed(self.scene_prefix if row.of_scene else frame.camera, topic)
             if not (row.unasked or has_subscribers(name)):
                 continue
-            if reason := row.silent(frame):
+            if reason := row.silent(self, frame):
                 self._warn(f"~/{name} is silent: {reason}", every_s=SILENT_PERIOD_S)
             elif row.has(frame):
                 message = row.build(self, frame)
@@ -129,7 +129,7 @@ class Outputs:
     def level_frame(self) -> str:
         """The name of the newest frame's level frame; empty if it is in no transform."""
         by_base = self.config.level.source == "base"
-        return self._base_frame if by_base else self._level_frame
+        return self.base_frame if by_base else self._level_frame
 
     def sighting(self, frame: TrackedFrame) -> Sighting:
         """Returns what a frame says of obstacles and free space; made once per frame."""
@@ -209,6 +209,7 @@ class OutputContext(Protocol):
     config: PipelineConfig
     map_frame: str
     odom_frame: str
+    base_frame: str  # the robot's base; empty: none
 
     @property
     def T_ros_map(self) -> Array:
@@ -258,7 +259,7 @@ def _always(frame: TrackedFrame) -> bool:
     return True
 
 
-def _never(frame: TrackedFrame) -> str:
+def _never(s: OutputContext, frame: TrackedFrame) -> str:
     return ""
 
 
@@ -269,7 +270,7 @@ class FrameTopic(Topic):
     build: Callable[[OutputContext, TrackedFrame], Any]  # returns None if there is nothing to send
     has: Callable[[TrackedFrame], bool] = _always  # whether a frame has the data
     # Why it cannot be built, with the remedy; empty: it can be, or will be without doing anything.
-    silent: Callable[[TrackedFrame], str] = _never
+    silent: Callable[[OutputContext, TrackedFrame], str] = _never
     unasked: bool = False  # whether it is built without subscribers too
     of_scene: bool = False  # whether its prefix is that of the scene, not that of the camera
 
@@ -286,7 +287,7 @@ class SceneTopic(Topic):
     on_change: bool = False
     of_grid: bool = False  # whether what changes is the occupancy grid, not the points
     # As in FrameTopic, by the newest frame.
-    silent: Callable[[TrackedFrame], str] = _never
+    silent: Callable[[OutputContext, TrackedFrame], str] = _never
 
 
 # What frames have -------------------------------------------------------------------------------
@@ -301,17 +302,36 @@ def _has_K(frame: TrackedFrame) -> bool:
     return bool(np.isfinite(frame.K).all())
 
 
-def _why_not_metric(frame: TrackedFrame) -> str:
+def _why_not_metric(s: OutputContext, frame: TrackedFrame) -> str:
     return "" if frame.scale.metric or frame.blind else "the scale is unknown; see scale.source"
 
 
-def _why_not_navigable(frame: TrackedFrame) -> str:
-    if frame.blind or frame.T_level_camera is not None:
-        return _why_not_metric(frame)
-    return (
-        "what is up is unknown: set base_frame to the robot's base (its transform to the camera "
-        "must be on /tf), or level.source to ground"
-    )
+def _why_not_navigable(s: OutputContext, frame: TrackedFrame) -> str:
+    if not frame.blind and frame.T_level_camera is None:
+        return f"what is up is unknown: {_why_not_level(s, frame)}"
+    if not frame.blind and not _has_K(frame):
+        return "the focal length is unknown: publish camera_info"
+    return _why_not_metric(s, frame)
+
+
+def _why_not_level(s: OutputContext, frame: TrackedFrame) -> str:
+    source = s.config.level.source
+    if source == "ground" and not frame.posed:
+        return "level.source ground needs a model with poses; or set base_frame, and base"
+    if source == "ground":
+        return "the images have not shown a floor so far (level.source is ground)"
+    if source == "none":
+        return "level.source is none; set it to base or ground"
+    if s.base_frame:
+        return f"no transform from {s.base_frame} to {frame.frame_id} is on /tf"
+    return "set base_frame to the robot's base, or level.source to ground"
+
+
+def _why_no_scan(s: OutputContext, frame: TrackedFrame) -> str:
+    reason = _why_not_navigable(s, frame)
+    if reason or s.level_frame or frame.blind:
+        return reason
+    return "its frame is in no transform, because the node publishes none; see tf.publish"
 
 
 def _sees(frame: TrackedFrame) -> bool:
@@ -349,11 +369,10 @@ def _clearing(s: OutputContext, frame: TrackedFrame) -> Any:
 
 
 def _scan(s: OutputContext, frame: TrackedFrame) -> Any:
-    level_frame, most = s.level_frame, s.config.obstacles.max_range
-    if not level_frame or frame.T_level_camera is None:
-        return None
+    assert frame.T_level_camera is not None
+    most = s.config.obstacles.max_range
     ranges = scan_ranges(s.sighting(frame), frame.T_level_camera, most)
-    return build.laser_scan(s.lib, frame.stamp_ns, level_frame, ranges, RANGE_MAX * most)
+    return build.laser_scan(s.lib, frame.stamp_ns, s.level_frame, ranges, RANGE_MAX * most)
 
 
 def _compressed_depth(s: OutputContext, frame: TrackedFrame) -> Any:
@@ -487,7 +506,7 @@ FRAME_TOPICS: dict[str, FrameTopic] = {  # in the order in which they are sent
         text="as chosen by `tf.publish`",
     ),
     "scan": FrameTopic(  # after /tf, in which its frame may be
-        type="sensor_msgs/msg/LaserScan", build=_scan, has=_sees, silent=_why_not_navigable,
+        type="sensor_msgs/msg/LaserScan", build=_scan, has=_sees, silent=_why_no_scan,
         text="nearest obstacle of each half degree, about `base_frame`, or about the floor below "
         "the camera; +Inf: none up to `obstacles.max_range`, NaN: not seen",
     ),

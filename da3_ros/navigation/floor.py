@@ -1,11 +1,14 @@
 """The floor that a camera sees: what is up, and how high the camera is, without a robot.
 
-The floor is the largest plane below the camera with little beneath it. Once found, it is followed
-from frame to frame in the frame of odometry, and corrected by each frame that shows it. Works on
-points; no network, no ROS.
+The floor is the plane that most of what is near lies on, with little beneath it. Once found, it is
+followed from frame to frame in the frame of odometry, and corrected by each frame that shows it;
+it is looked for anew from time to time, since the first image may show a table or a ramp. Works
+on points; no network, no ROS.
 """
 
 from __future__ import annotations
+
+import logging
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +17,10 @@ from da3_ros.geometry.poses import invert_pose
 from da3_ros.mapping.frames import LocalFrame
 from da3_ros.types import Array
 
+log = logging.getLogger(__name__)
+
 COLUMNS = 80  # pixels along the longer side that are looked at
-UPRIGHT = np.cos(np.radians(50.0))  # least cosine between up and the image's up
+UPRIGHT = np.cos(np.radians(35.0))  # least cosine between up and the image's up
 TRIES = 256  # planes through three points
 THICK = 0.04  # largest distance of the floor's points from it, per height of the camera
 FITTED = 16  # of the planes with the most points on them
@@ -24,7 +29,10 @@ BENEATH = 0.03  # largest share of points beneath a floor; more: it is a table
 NEAR = 5.0  # heights of the camera, as far as a known floor is corrected
 TURN = np.cos(np.radians(4.0))  # least cosine between a known floor's normal and the corrected one
 RISE = 0.12  # largest correction of a known floor, per height of the camera
+STRAIGHT = 0.999  # cosine of looking straight down: the image's top is ahead then
 SHARE = 0.3  # of a correction that is taken over
+EVERY = 5  # frames between two searches for another floor
+CONTRADICTED = 3  # searches in a row that find another one, until that is the floor
 UNSEEN = 10.0  # heights of the camera that it moves without seeing the floor, until that is lost
 
 
@@ -39,6 +47,7 @@ class Floor:
         self._plane: Array | None = None  # [4] n, d: n x + d is the height of x over it, ``local``
         self._chain = -1
         self._seen_at = np.zeros(3)  # camera that saw it last, ``local``
+        self._frames = self._others = 0  # since it was found; searches that found another one
 
     def follow(self, frame: LocalFrame) -> Array | None:
         """Returns ``T_level_camera`` [4, 4] of a frame, unit of odometry; None: no floor is known.
@@ -53,6 +62,12 @@ class Floor:
             return None
         points = _points(frame)
         plane = None if self._plane is None else _moved(self._plane, T)
+        if plane is not None and self._is_another(points, plane):
+            log.warning(
+                "another floor is seen than at the start (a table or a ramp?): heights are from "
+                "it now; call ~/reset for a map that is level"
+            )
+            self._plane = plane = None
         found = find_floor(points) if plane is None else corrected_floor(points, plane)
         if found is None and plane is not None:
             if np.linalg.norm(T[:3, 3] - self._seen_at) > UNSEEN * plane[3]:
@@ -64,6 +79,23 @@ class Floor:
         self._seen_at = T[:3, 3]
         self._plane = _moved(found, invert_pose(T))
         return level_below(found)
+
+    def _is_another(self, points: Array, plane: Array) -> bool:
+        """Whether frames have shown another floor, again and again."""
+        self._frames += 1
+        if self._frames % EVERY:
+            return False
+        found = find_floor(points)
+        if found is not None:
+            self._others = 0 if _is_same(found, plane) else self._others + 1
+        if self._others < CONTRADICTED:
+            return False
+        self._frames = self._others = 0
+        return True
+
+
+def _is_same(found: Array, plane: Array) -> bool:
+    return bool(found[:3] @ plane[:3] >= TURN and abs(found[3] / plane[3] - 1) <= RISE)
 
 
 def _points(frame: LocalFrame) -> Array:
@@ -86,7 +118,7 @@ def find_floor(points: Array) -> Array | None:
     """Returns the floor [4] (n, height of the camera) among points [N, 3] in camera axes, unit of
     the points; None: they show none.
 
-    The image's up is within 50 degrees of up. Deterministic.
+    The image's up is within 35 degrees of up. Deterministic.
     """
     if len(points) < 3 / LEAST:
         return None
@@ -98,7 +130,9 @@ def find_floor(points: Array) -> Array | None:
     height = -np.einsum("ij,ij->i", n, triples[length > 0, 0])
     planes = np.column_stack((n, height))[(-n[:, 1] >= UPRIGHT) & (height > 0)]
     on = np.abs(points @ planes[:, :3].T + planes[:, 3]) < THICK * planes[:, 3]
-    for best in np.argsort(-on.sum(axis=0), kind="stable")[:FITTED]:
+    # What is near counts more: stairs ahead have more pixels than the floor before them.
+    near = 1 / points[:, 2] ** 2
+    for best in np.argsort(-(near @ on), kind="stable")[:FITTED]:
         # A plane that cuts a wall at a slant becomes the wall when it is fitted.
         found = _fitted(points, planes[best], np.ones(len(points), bool))
         if found is not None and -found[1] >= UPRIGHT and _is_lowest(points, found):
@@ -120,7 +154,7 @@ def corrected_floor(points: Array, plane: Array) -> Array | None:
     fitted = _fitted(points, plane, near)
     if fitted is None:
         return None
-    if fitted[:3] @ plane[:3] < TURN or abs(fitted[3] / plane[3] - 1) > RISE:
+    if not _is_same(fitted, plane):
         return None
     out = plane + SHARE * (fitted - plane)
     out[:3] /= np.linalg.norm(out[:3])
@@ -144,7 +178,8 @@ def _fitted(points: Array, plane: Array, among: NDArray[np.bool_]) -> Array | No
 
 def level_below(plane: Array) -> Array:
     """Returns ``T_level_camera`` [4, 4] over a floor [4] in camera axes."""
-    z, forward = plane[:3], np.array([0.0, 0.0, 1.0])
+    z = plane[:3]
+    forward = np.array([0.0, 0.0, 1.0] if abs(z[2]) < STRAIGHT else [0.0, -1.0, 0.0])
     x = forward - z * (forward @ z)
     T = np.eye(4)
     T[0, :3] = x / np.linalg.norm(x)
@@ -156,7 +191,7 @@ def level_below(plane: Array) -> Array:
 def below_first_camera(T_level_map: Array) -> Array:
     """Returns ``T_ros_map`` [4, 4] of a map that begins on the floor below its first camera, x
     where that looks; ``T_level_map``: the map in any level frame."""
-    x, y = T_level_map[:2, 2]
+    x, y = T_level_map[:2, 2] if abs(T_level_map[2, 2]) < STRAIGHT else -T_level_map[:2, 1]
     c, s = np.array([x, y]) / np.hypot(x, y)
     T = np.eye(4)
     T[:3, :3] = np.array([[c, s, 0], [-s, c, 0], [0, 0, 1]]) @ T_level_map[:3, :3]

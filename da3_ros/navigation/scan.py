@@ -15,12 +15,13 @@ FREE = 0.95  # share of the range to which a beam must be seen free to have no r
 
 def scan_ranges(sighting: Sighting, T_level_camera: Array, max_range: float) -> FloatImage:
     """Returns the range [BEAMS] of each beam, metres: to the nearest obstacle; +Inf: there is none
-    up to about ``max_range`` from the camera; NaN: not seen so far (REP-117).
+    up to about ``max_range`` from the camera, where floor is seen; NaN: not seen so far (REP-117).
 
     Beam i is at angle 2 pi (i / BEAMS - 1/2) about z of the level frame, x forward.
     """
-    beam, _, from_camera = _polar(sighting.clearing, T_level_camera)
     free = np.zeros(BEAMS, bool)
+    # Where a ray only passes over the floor, something lower may stand, or a way down begin.
+    beam, _, from_camera = _polar(sighting.floor, T_level_camera)
     free[beam[from_camera >= FREE * max_range]] = True
     ranges = np.where(_closed(free), np.float32(np.inf), np.float32(np.nan))
     beam, distance, _ = _polar(sighting.marks, T_level_camera)

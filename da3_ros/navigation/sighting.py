@@ -21,6 +21,7 @@ SLOPE = 0.02  # height per distance that may be an error of level and depth: sti
 SAME = 0.1  # logarithm of depths, by which neighbours are of one surface
 FEWEST = 2  # neighbours of eight that a marking pixel needs on its surface
 BEYOND = 0.3  # metres that rays clear beyond the range: costmaps end them some cells early
+EDGE = 0.05  # height over the floor at which the edge of a way down marks, metres
 FLOOR_EVERY = 2  # of the judged pixels along each side, clearing ones
 
 
@@ -28,8 +29,14 @@ FLOOR_EVERY = 2  # of the judged pixels along each side, clearing ones
 class Sighting:
     """Finite points [N, 3] float32 in the camera's optical frame, metres."""
 
-    marks: FloatImage  # surfaces of obstacles
-    clearing: FloatImage  # floor, and the ends of free rays
+    marks: FloatImage  # surfaces of obstacles, and edges of ways down
+    floor: FloatImage  # surfaces that are floor
+    rays: FloatImage  # ends of free rays
+
+    @property
+    def clearing(self) -> FloatImage:
+        """What rays clear up to: floor, and ends of free rays [N, 3]."""
+        return np.concatenate((self.floor, self.rays))
 
 
 def sight(
@@ -45,23 +52,28 @@ def sight(
         rise, run = _rise_and_run(judged.rays, T_level_camera)
         camera = np.float32(T_level_camera[2, 3] - floor_z)
         height, far = camera + rise * judged.z, run * judged.z
-        floor = np.float32(config.min_height) + np.float32(SLOPE) * far
+        most = np.float32(config.max_range + BEYOND)
+        floor = np.float32(config.min_height) + np.float32(SLOPE) * np.minimum(far, most)
         near = far <= config.max_range
         is_mark = near & (height > floor) & (height < config.max_height) & judged.is_supported()
         is_floor = near & (np.abs(height) <= floor)
         # A ray that ends farther away, or above all that counts, is free to the range.
-        most = np.float32(config.max_range + BEYOND)
         passes = ~near | (height >= config.max_height) | np.isposinf(judged.z)
         end = np.minimum(judged.z, most / np.maximum(run, np.float32(1e-6)))
         # Below the floor it has ended: what is there is an error, or a way down.
         ends_over = passes & (camera + rise * end > -floor) & np.isfinite(end)
-    z = np.where(is_floor, judged.z, np.where(ends_over, end, np.float32(np.nan)))
-    z = z[::FLOOR_EVERY, ::FLOOR_EVERY]
-    rays = judged.rays[::FLOOR_EVERY, ::FLOOR_EVERY]
-    chosen = np.isfinite(z)
-    return Sighting(
-        judged.rays[is_mark] * judged.z[is_mark][:, None], rays[chosen] * z[chosen][:, None]
-    )
+        marks = judged.points(is_mark, judged.z)
+        if config.drop:
+            # Where the ray passes the floor that is not there, a little over it.
+            edge = (camera - np.float32(EDGE)) / np.maximum(-rise, np.float32(1e-6))
+            is_drop = (height < -config.drop - np.float32(SLOPE) * np.minimum(far, most)) & (
+                run * edge <= config.max_range
+            )
+            marks = np.concatenate((marks, judged.points(is_drop, edge)))
+    few = np.zeros(judged.z.shape, bool)
+    few[::FLOOR_EVERY, ::FLOOR_EVERY] = True
+    floor_points = judged.points(few & is_floor, judged.z)
+    return Sighting(marks, floor_points, judged.points(few & ends_over, end))
 
 
 def floor_height(config: PipelineConfig) -> float:
@@ -78,6 +90,8 @@ class _Judged:
 
     @classmethod
     def of(cls, depth: FloatImage, K: Array) -> _Judged:
+        step = max(1, max(depth.shape) // (3 * COLUMNS))  # of large images, for their time
+        depth, K = depth[step // 2 :: step, step // 2 :: step], _thinned(K, step)
         step = max(1, round(max(depth.shape) / COLUMNS))
         first = step // 2
         # Unknown is nearest and sky farthest, so that a median is never between the two.
@@ -86,6 +100,10 @@ class _Judged:
         z = np.where(middle <= 0, np.float32(np.nan), middle).astype(np.float32)
         z[middle >= 1e9] = np.inf
         return cls(z, _rays(depth.shape, step, K))
+
+    def points(self, chosen: NDArray[np.bool_], z: FloatImage) -> FloatImage:
+        """Returns the points [N, 3] of the ``chosen`` [h, w] at depths ``z`` [h, w]."""
+        return np.asarray(self.rays[chosen] * z[chosen][:, None], np.float32)
 
     def is_supported(self) -> NDArray[np.bool_]:
         """Returns the mask [h, w] of pixels with enough neighbours on their surface."""
@@ -99,6 +117,14 @@ class _Judged:
                     beside = logs[row : row + height, column : column + width]
                     count += np.abs(beside - middle) < SAME
         return np.asarray(count >= FEWEST)
+
+
+def _thinned(K: Array, step: int) -> Array:
+    """Returns K [3, 3] of every ``step``-th pixel, the first of which is ``step // 2``."""
+    out = np.array(K, np.float64)
+    out[:2, 2] += 0.5 * step - (step // 2 + 0.5)  # centres: step (i + 1/2), not step i + ...
+    out[:2] /= step
+    return out
 
 
 def _rays(shape: tuple[int, ...], step: int, K: Array) -> FloatImage:

@@ -82,7 +82,7 @@ class FloorMapping:
         """Returns the view of a keyframe; depth [h, w]: unit of its submap. metres: per unit."""
         seen = sight(np.float32(metres) * depth, K, T_level_camera, self.config.obstacles)
         cell_m = self.config.occupancy.resolution_m / 2
-        return floor_view(frame, seen.marks, seen.clearing, T_level_camera, metres, cell_m)
+        return floor_view(frame, seen.marks, seen.floor, T_level_camera, metres, cell_m)
 
     def _metres(self, submap: int, T_ros_map: Similarity) -> float:
         """Returns metres per unit of a submap."""

@@ -135,7 +135,8 @@ class SceneMap(MapListener):
     def level(self, frame: TrackedFrame) -> None:
         """Makes the map level by the first frame that says what is up, before it is published.
 
-        By the base, the map begins there. By the floor, it begins below the first camera.
+        By the base, the map begins there; where that is known later, and by the floor, it begins
+        below the first camera.
         """
         if self.is_level or self._is_given or frame.blind:
             return
@@ -145,7 +146,11 @@ class SceneMap(MapListener):
         final = frame.scale.metric or not by_floor  # the floor's height is that in metres
         if T is None or (self._has_axes and not final):
             return
-        T_ros_map = below_first_camera(T @ invert_pose(frame.T_map_camera)) if by_floor else T
+        if not frame.posed:
+            return
+        T_ros_map = T @ invert_pose(frame.T_map_camera)
+        if by_floor or shown:
+            T_ros_map = below_first_camera(T_ros_map)
         turn = Rotation.from_matrix(T_ros_map[:3, :3] @ self.T_ros_map[:3, :3].T).magnitude()
         if shown and turn > SEEN_TURN:
             log.warning(

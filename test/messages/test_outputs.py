@@ -30,8 +30,8 @@ def tracked(i, ids, **fields):
     return TrackedFrame(
         id=i, stamp_ns=i, frame_id="optical", camera="", image=np.zeros((4, 6, 3), np.uint8),
         depth_m=np.ones((4, 6), np.float32), confidence=np.ones((4, 6), np.float32),
-        K=np.diag([5.0, 5, 1]), keyframe=True, window=report,
-        **{"scale": Scale(), "T_map_camera": np.eye(4), **fields},
+        keyframe=True, window=report,
+        **{"scale": Scale(), "T_map_camera": np.eye(4), "K": np.diag([5.0, 5, 1]), **fields},
     )  # fmt: skip
 
 
@@ -70,7 +70,7 @@ def test_all_topics_have_their_types_and_window_comes_last():
     [
         ({}, (*NAVIGATION, *METRES), "scale"),
         ({"T_level_camera": LEVEL}, (*NAVIGATION, *METRES), "scale.source"),
-        ({"scale": Scale("fixed", 1.0, 0.0)}, NAVIGATION, "base_frame"),
+        ({"scale": Scale("fixed", 1.0, 0.0)}, NAVIGATION, "from base_link to optical"),
         ({"scale": Scale("fixed", 1.0, 0.0), "T_level_camera": LEVEL}, (), ""),
     ],
 )
@@ -206,3 +206,40 @@ def test_without_a_grid_nothing_is_sent():
     views = SceneViews(path=lambda: None, scene=lambda: None)
     for topic in ("map/occupancy", "map/occupancy_updates"):
         assert outputs(RosbagsLibrary()).scene(topic, views, 5) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "base", "fields", "reason"),
+    [
+        ({}, "", {}, "set base_frame"),
+        ({"level.source": "none"}, "base_link", {}, "level.source is none"),
+        ({"level.source": "ground"}, "", {}, "not shown a floor"),
+        (
+            {"level.source": "ground"}, "", {"T_map_camera": np.full((4, 4), np.nan)},
+            "a model with poses",
+        ),
+        ({}, "base_link", {"T_level_camera": LEVEL, "K": np.full((3, 3), np.nan)}, "camera_info"),
+    ],
+)  # fmt: skip
+def test_a_silent_topic_names_what_helps(values, base, fields, reason):
+    said = []
+    out = Outputs(
+        RosbagsLibrary(), config_from_parameters(values), base_frame=base,
+        warn=lambda text, every_s: said.append(text),
+    )  # fmt: skip
+    frame = tracked(0, (0,), **{"scale": Scale("fixed", 1.0, 0.0), **fields})
+    made = {topic for topic, _, _ in out.frame(frame, lambda topic: topic in NAVIGATION)}
+    assert made <= {"/tf"}
+    assert len(said) == 3
+    assert all(reason in text for text in said)
+
+
+def test_a_scan_whose_frame_is_in_no_transform_says_so():
+    said = []
+    out = Outputs(
+        RosbagsLibrary(), config_from_parameters({"level.source": "ground"}),
+        tf=lambda frame: [], warn=lambda text, every_s: said.append(text),
+    )  # fmt: skip
+    frame = tracked(0, (0,), scale=Scale("fixed", 1.0, 0.0), T_level_camera=LEVEL)
+    assert not list(out.frame(frame, lambda topic: topic in ("scan", "/tf")))
+    assert ["tf.publish" in text for text in said] == [True]

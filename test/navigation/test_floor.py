@@ -55,6 +55,32 @@ def test_a_table_is_no_floor():
     assert found is None or found[2, 3] == pytest.approx(1.2, rel=0.05)
 
 
+def test_stairs_ahead_are_no_floor():
+    T = camera_at(0.3)
+    steps = [Solid((1 + 0.3 * i, -3, 0), (9, 3, 0.18 * (i + 1))) for i in range(8)]
+    found = Floor().follow(local_frame(noisy(depth_of(T, [*steps, WALL])), np.eye(4)))
+    assert tilt_deg(found, T) < 3
+    assert found[2, 3] == pytest.approx(0.3, rel=0.1)
+
+
+def test_a_desk_that_came_first_is_given_up(caplog):
+    desk = Solid((0.3, -3.0, 0.68), (1.6, 3.0, 0.72))
+    close = Solid((1.6, -8, 0), (1.8, 8, 3.0))
+    floor, T = Floor(), camera_at(1.2, 25.0)
+    first = floor.follow(local_frame(noisy(depth_of(T, [desk, close])), np.eye(4)))
+    assert first[2, 3] == pytest.approx(0.48, rel=0.1)
+    back = T.copy()
+    back[0, 3] = -3.0
+    moved = np.eye(4)
+    moved[:3, 3] = T[:3, :3].T @ [-3.0, 0, 0]
+    for step in range(20):
+        depth = noisy(depth_of(back, [desk, close]), seed=step)
+        found = floor.follow(local_frame(depth, moved))
+    assert found[2, 3] == pytest.approx(1.2, rel=0.06)
+    assert tilt_deg(found, back) < 2
+    assert "another floor" in caplog.text
+
+
 def test_a_wall_alone_or_nothing_shows_none():
     T = camera_at(1.5)
     near = Solid((0.8, -8, 0), (1.0, 8, 3.0))  # fills the image

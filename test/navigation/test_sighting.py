@@ -100,6 +100,36 @@ def test_a_mirror_image_below_a_shiny_floor_is_nothing():
     assert in_level(found.clearing, T)[:, 2].min() > -0.2
 
 
+@pytest.mark.parametrize("below", [np.inf, 20.0, 1.0])
+def test_nothing_is_cleared_beyond_an_edge(below):
+    T = camera_at(1.0, 15.0)
+    ledge = Solid((-5, -5, -0.01), (2.0, 5, 0))  # the floor ends at 2 m
+    ground = [] if np.isinf(below) else [Solid((-90, -90, -below - 1), (90, 90, -below))]
+    marks, clearing = seen(T, [ledge, *ground], floor=False)
+    assert len(marks) == 0
+    assert clearing[:, 2].min() > -0.2
+    low = clearing[clearing[:, 2] < 0.3]
+    assert low[:, 0].max() < 4.4
+
+
+def test_a_way_down_marks_where_it_begins_if_it_is_to():
+    T = camera_at(1.0, 15.0)
+    ledge = Solid((-5, -5, -0.01), (2.0, 5, 0))
+    lower = Solid((-90, -90, -0.4), (90, 90, -0.3))
+    stairs = dataclasses.replace(CONFIG, drop=0.15)
+    for solids in ([ledge], [ledge, lower]):
+        assert len(seen(T, solids, floor=False)[0]) == 0
+        marks, _ = seen(T, solids, floor=False, config=stairs, noise=0.02)
+        assert len(marks) > 50
+        assert marks[:, 0].min() > 1.9
+        assert np.percentile(marks[:, 0], 5) < 2.3
+        np.testing.assert_allclose(marks[:, 2], 0.05, atol=0.01)
+    deeper = dataclasses.replace(CONFIG, drop=0.5)
+    assert len(seen(T, [ledge, lower], floor=False, config=deeper)[0]) == 0
+    assert len(seen(T, [WALL], config=stairs, noise=0.02)[0]) > 1000  # and the floor is none
+    assert seen(T, config=stairs, noise=0.02)[0].size == 0
+
+
 def test_what_is_unknown_neither_marks_nor_clears():
     T = camera_at(1.0)
     depth = depth_of(T, [WALL])

@@ -46,7 +46,7 @@ def true_level(camera, tracked):
 def test_a_map_by_the_base_begins_there(camera):
     pipeline, out = walk(camera, robots_frames(camera, camera))
     assert pipeline.scene_map.is_level
-    np.testing.assert_array_equal(pipeline.scene_map.T_ros_map, level(camera[0]))
+    np.testing.assert_allclose(pipeline.scene_map.T_ros_map, level(camera[0]), atol=1e-9)
     for tracked in out:
         np.testing.assert_array_equal(tracked.T_level_camera, true_level(camera, tracked))
 
@@ -114,6 +114,14 @@ def test_what_is_up_may_be_known_later_and_then_counts_once(caplog):
     assert [r.message for r in caplog.records if "turn once" in r.message] == [
         "what is up is known from now on: map and odom turn once, by 10.0 degrees"
     ]
+
+
+def test_a_mount_that_comes_late_counts_at_the_pose_of_its_frame():
+    one, pan = scene_map(), camera_at(1.0, 25.0)
+    one.level(tracked(None))
+    turned = invert_pose(camera_at(1.0, 0.0)) @ pan  # 25 degrees down since the map began
+    one.level(tracked(pan, turned))
+    np.testing.assert_allclose(one.T_ros_map, camera_at(1.0, 0.0), atol=1e-9)
 
 
 def test_a_covered_camera_says_nothing_of_it():
