@@ -189,6 +189,9 @@ class Pgm(SceneFormat):
     def check_target(self, path: Path) -> None:
         super().check_target(path)
         super().check_target(path.with_suffix(".yaml"))
+        from da3_ros.export.map_server import check_description
+
+        check_description(path.with_suffix(".yaml"))
 
     def place(self, path: Path) -> AbstractContextManager[Path]:
         from da3_ros.export.map_server import placed_pair

@@ -5,6 +5,7 @@ A PGM (P5), whose first row is the one with the largest y, and a YAML that descr
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,20 +51,32 @@ def description(grid: OccupancyGrid, image: str) -> str:
     """Returns the YAML of a grid; image: the name of its file."""
     x, y = (round(v, 9) for v in grid.origin)
     return (
-        f"image: {image}\nmode: trinary\nresolution: {grid.resolution}\norigin: [{x}, {y}, 0]\n"
+        f"image: {json.dumps(image)}\nmode: trinary\nresolution: {np.float32(grid.resolution)!s}\n"
+        f"origin: [{x}, {y}, 0]\n"
         f"negate: 0\noccupied_thresh: {OCCUPIED_THRESHOLD}\nfree_thresh: {FREE_THRESHOLD}\n"
     )
 
 
+def check_description(path: Path) -> None:
+    """Raises ExportError if ``path`` is another kind of YAML file, which must not be replaced."""
+    try:
+        is_map = not path.exists() or "image:" in path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        is_map = False
+    if not is_map:
+        raise ExportError(f"{path} is no description of a map: choose another name for the image")
+
+
 @contextmanager
 def placed_pair(path: Path) -> Iterator[Path]:
-    """Yields a temporary path of an image; it, and the description beside it, appear together at
-    the end, or neither. Raises ExportError."""
+    """Yields a temporary path of an image; it, and then the description beside it, appear at the
+    end. Raises ExportError."""
     with atomic_path(path) as image:
         about = image.with_suffix(".yaml")
         try:
             yield image
-            text = about.read_text(encoding="utf-8").replace(image.name, path.name)
+            names = json.dumps(image.name), json.dumps(path.name)
+            text = about.read_text(encoding="utf-8").replace(*names)
         finally:
             about.unlink(missing_ok=True)
         with atomic_path(path.with_suffix(".yaml")) as final:

@@ -72,7 +72,8 @@ def append_saved(
     contents = {
         "kind": "contents", "written_by": __version__, "metric": saved.metric, "unit": saved.unit,
         "chain": saved.chain, "T_ros_map": saved.T_ros_map.ravel().tolist(),
-        "origins": origins, "path": path, "recognition": recognition, "floor": floor,
+        "is_level": saved.is_level, "origins": origins, "path": path,
+        "recognition": recognition, "floor": floor,
     }  # fmt: skip
     journal.sync()  # else a power failure could leave contents without what they name
     start = journal.append(contents, rows.tobytes())

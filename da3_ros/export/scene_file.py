@@ -23,6 +23,7 @@ from da3_ros.export.old_scenes import OldScene
 from da3_ros.export.saved_records import COLUMNS, SavedRecords, append_saved
 from da3_ros.export.scene_folder import foreign_to_scene, scene_file, scene_name
 from da3_ros.export.selection import ExportError, Progress, silent
+from da3_ros.geometry.poses import T_ROS_MAP
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.checks import MAX_INTEGER, check
 from da3_ros.keyframe_store.journal import JournalError
@@ -186,7 +187,9 @@ class SceneFile:
         chain = _integer(about, "chain")
         recognition = self._recognition({s.id: s.T_map_submap for s in submaps})
         floor = self._floor([s.id for s in submaps])
-        return Snapshot(submaps, poses, chain, metric, T, unit, recognition, floor)
+        # Older scenes do not say; what was made level differs from the default.
+        is_level = bool(about.get("is_level", metric and not np.array_equal(T, T_ROS_MAP)))
+        return Snapshot(submaps, poses, chain, metric, T, unit, recognition, floor, is_level)
 
     def _recognition(self, poses: Mapping[int, Similarity]) -> Recognition | None:
         """Returns what recognises the scene; None, with a warning, if that is damaged."""

@@ -172,13 +172,10 @@ class SceneStream:
         self.refresh_map()
 
     def _why_silent(self, row: SceneTopic, frame: TrackedFrame) -> str:
-        if (
-            row.of_grid
-            and frame.T_level_camera is not None
-            and not self.pipeline.scene_map.is_level
-        ):
-            return "the map is not level, as it was loaded, or followed: begin one with ~/reset"
-        return row.silent(self.output.messages, frame)
+        reason = row.silent(self.output.messages, frame)
+        if reason or not row.of_grid or self.pipeline.scene_map.is_level or frame.blind:
+            return reason
+        return "the loaded scene is not level: begin another one with ~/reset"
 
     def _revision(self, topic: str) -> int:
         """Returns a number that changes with what a topic shows of the map."""

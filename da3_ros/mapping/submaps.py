@@ -65,6 +65,7 @@ class Snapshot:
     unit: float = 1.0
     recognition: Recognition | None = None  # None: its locations are not recognised
     floor: FloorViews = field(default_factory=FloorViews)
+    is_level: bool = False  # whether z of ``T_ros_map`` is known to be up
 
     def scene(self) -> Scene:
         """Returns the scene to show and export."""

@@ -16,6 +16,8 @@ from da3_ros.mapping.floor_view import BINS, FloorView, azimuth_bin
 from da3_ros.types import Array
 
 BLOCK = 128  # cells, by which a grid grows: each new size makes Nav2 resize its layer
+MOST_CELLS = 36_000_000  # 300 m x 300 m of 5 cm
+FARTHEST = 1e6  # metres from the map's origin; what is beyond is an error
 # Limits of evidence, of which each view adds or takes one: four views that see a cell free take
 # away what is gone; two that mark a cell are not outvoted by all that saw it free before.
 MOST, LEAST = 3, -2
@@ -50,7 +52,8 @@ class FloorGrid:
 
     def __init__(self, resolution: float) -> None:
         """resolution: edge of a cell, metres."""
-        self.resolution = resolution
+        # As the message has it: the origin is a multiple of that.
+        self.resolution = float(np.float32(resolution))
         self._corner = np.zeros(2, np.int64)  # column and row of the first cell
         self._evidence = np.zeros((0, 0), np.int8)  # [rows, columns]
 
@@ -70,17 +73,20 @@ class FloorGrid:
         return OccupancyGrid(self.resolution, (x, y), cells)
 
     def carve(self, view: FloorView, place: Array, unit: float) -> None:
-        """Adds the evidence of a view.
+        """Adds the evidence of a view; not of one so far away that the grid would be too large.
 
         place: x, y, yaw [3] of its level frame, metres. unit: metres per unit of its submap.
         """
+        if not np.isfinite(place).all() or np.abs(place).max() > FARTHEST:
+            return
         marks = self._cells(_moved(unit * view.cell * (view.marks + 0.5), place))
         outline = self._cells(_moved(unit * _outline(view), place))
         if not len(marks) + len(outline):
             return
         reached = np.concatenate((marks, outline))
         low, high = reached.min(axis=0), reached.max(axis=0) + 1
-        self._cover(low, high)
+        if not self._cover(low, high):
+            return
         column, row = low - self._corner
         part = self._evidence[row : row + high[1] - low[1], column : column + high[0] - low[0]]
         free = self._free(view, place, unit, low, high)
@@ -131,21 +137,25 @@ class FloorGrid:
         ends = np.stack((self._corner, self._corner + self._evidence.shape[::-1]))
         return self.resolution * float(np.hypot(*np.abs(ends).max(axis=0)))
 
-    def _cover(self, low: Array, high: Array) -> None:
-        """Makes the grid contain the cells from ``low`` to before ``high`` [2]."""
+    def _cover(self, low: Array, high: Array) -> bool:
+        """Makes the grid contain the cells from ``low`` to before ``high`` [2]; returns False, and
+        changes nothing, if it had too many cells then."""
         low, high = _blocks(low, high)
         if self._evidence.size:
             low = np.minimum(low, self._corner)
             high = np.maximum(high, self._corner + self._evidence.shape[::-1])
         width, height = high - low
         if self._evidence.shape == (height, width):
-            return
+            return True
+        if width * height > MOST_CELLS:
+            return False
         grown = np.zeros((height, width), np.int8)
         if self._evidence.size:
             x, y = self._corner - low
             rows, columns = self._evidence.shape
             grown[y : y + rows, x : x + columns] = self._evidence
         self._corner, self._evidence = low, grown
+        return True
 
 
 def _blocks(low: Array, high: Array) -> tuple[Array, Array]:

@@ -17,6 +17,7 @@ from da3_ros.mapping.floor_view import FloorView
 from da3_ros.mapping.frames import PoseInSubmap
 from da3_ros.mapping.graph_solution import Correction
 from da3_ros.mapping.map_table import MapListener, MapTable
+from da3_ros.mapping.scene import REFERENCE
 from da3_ros.navigation.floor_grid import FloorGrid, OccupancyGrid
 from da3_ros.types import Array
 
@@ -25,7 +26,10 @@ NEWEST = 8
 WAITING = 64  # newest views that may wait for measured depth
 PIECE = 16  # views that are carved again after a window, but at least those of a submap
 MEMORY = 64 << 20  # bytes of views; the oldest leave first
-RADIUS = 200.0  # metres from the newest camera, beyond which there is no grid
+RADIUS = 60.0  # metres from the newest camera, beyond which there is no grid
+
+LOOK_NS = 1_000_000_000  # without a keyframe, until another frame is looked at
+LOOKS = 4  # such frames that are kept of each camera: as many as take away what is gone
 
 Key = tuple[str, int]  # camera and stamp
 
@@ -64,6 +68,9 @@ class OccupancyMap(MapListener):
         # later.
         self._newest: dict[tuple[int, Key], bool] = {}
         self._nbytes = 0
+        self._here: Array | None = None  # newest camera [2], in the map as it goes out
+        self._stamps: dict[str, int] = {}  # of the newest view of each camera
+        self._looks: dict[str, list[tuple[int, Key]]] = {}  # views that are not keyframes'
         self._shown = self._empty(Similarity(1.0, np.eye(3), np.zeros(3)))
         self._next: _Carved | None = None  # is carved, while the other one is shown
         self._corrected = self._stale = False  # whether submaps, or views in them, have moved
@@ -88,14 +95,22 @@ class OccupancyMap(MapListener):
 
     def add(
         self, view: FloorView, T_submap_camera: Array, T_ros_map: Similarity, *,
-        waiting: bool = False, radius: float = 0.0,
+        waiting: bool = False, radius: float = 0.0, keyframe: bool = True,
     ) -> None:  # fmt: skip
-        """Adds the view of a new keyframe.
+        """Adds the view of a new keyframe, or of another frame (``keyframe`` False), of which few
+        are kept.
 
         T_submap_camera: its pose [4, 4]. waiting: whether ``replace`` follows. radius: how far
         the grid reaches from the newest camera along x and y, metres; 0: as far as it can.
         """
         self._keep(view)
+        camera, stamp_ns = view.key
+        self._stamps[camera] = stamp_ns
+        if not keyframe:
+            looks = self._looks.setdefault(camera, [])
+            looks.append((view.submap, view.key))
+            if len(looks) > LOOKS:
+                self._forget([looks.pop(0)])
         reach = float(np.linalg.norm(T_submap_camera[:3, 3])) + view.reach
         self._reach[view.submap] = max(self._reach.get(view.submap, 0.0), reach)
         self._newest[view.submap, view.key] = waiting
@@ -105,9 +120,15 @@ class OccupancyMap(MapListener):
                 break
             self._settle(key, T_ros_map)
         T_ros_submap = T_ros_map @ self.table.submaps[view.submap].T_map_submap
-        here = T_ros_submap.pose(T_submap_camera)[:2, 3]
-        self._limit(here, min(radius or RADIUS, RADIUS))
+        if self._is_shown(view.submap):
+            self._here = T_ros_submap.pose(T_submap_camera)[:2, 3]
+            self._limit(self._here, min(radius or RADIUS, RADIUS))
         self.revision += 1
+
+    def is_due(self, camera: str, stamp_ns: int) -> bool:
+        """Whether no keyframe of a camera has come for so long that another frame has to say what
+        is gone: a camera that stands makes no keyframes."""
+        return stamp_ns - self._stamps.get(camera, stamp_ns) >= LOOK_NS
 
     def replace(self, view: FloorView) -> None:
         """Replaces the view of a keyframe by that of its measured depth."""
@@ -166,7 +187,7 @@ class OccupancyMap(MapListener):
 
         Unconnected components are left out: where they are is not known.
         """
-        if not self._shown.places and self._stale:
+        if not self._shown.places and (self._stale or self._next is not None):
             self.finish(T_ros_map)  # of a loaded scene: there is nothing else to show
         grid = self._shown.grid.copy()
         for submap, key in self._newest:
@@ -174,7 +195,10 @@ class OccupancyMap(MapListener):
                 view, T = self._views[submap][key], self._pose(submap, key)
                 if T is not None:
                     T_ros_submap = T_ros_map @ self.table.submaps[submap].T_map_submap
-                    grid.carve(view, view.place(T_ros_submap.pose(T)), T_ros_submap.scale)
+                    place = view.place(T_ros_submap.pose(T))
+                    # After a jump the oldest of them are elsewhere.
+                    if self._here is None or np.abs(place[:2] - self._here).max() <= RADIUS:
+                        grid.carve(view, place, T_ros_submap.scale)
         return grid.occupancy()
 
     def _empty(self, T_ros_map: Similarity) -> _Carved:
@@ -186,14 +210,10 @@ class OccupancyMap(MapListener):
         self._nbytes += view.nbytes - (own[view.key].nbytes if view.key in own else 0)
         own[view.key] = view
 
-    def _component(self) -> int | None:
-        """Returns the component that is shown: the oldest one with views."""
-        submaps = self.table.submaps
-        return min((submaps[i].component for i in self._views if i in submaps), default=None)
-
     def _is_shown(self, submap: int) -> bool:
+        """Whether it is known where a submap is."""
         own = self.table.submaps.get(submap)
-        return own is not None and own.component == self._component()
+        return own is not None and own.component == REFERENCE
 
     def _pose(self, submap: int, key: Key) -> Array | None:
         """Returns the pose [4, 4] of a keyframe in its submap; None: it is not stored any more."""
@@ -220,6 +240,8 @@ class OccupancyMap(MapListener):
             return
         if not self._shown.places:
             self._shown.T_ros_map = T_ros_map
+        if submap not in self._shown.T_ros_submap:  # it may have moved since the grid began
+            self._shown.T_map_submap.pop(submap, None)
         self._carve(self._shown, key, T)
         if self._next is not None and submap not in self._next.todo:
             self._next.late.append(key)  # evidence depends on the order of views
@@ -239,11 +261,7 @@ class OccupancyMap(MapListener):
         """Begins a new grid, of all submaps where they are now."""
         self._corrected = self._stale = False
         self._next = self._empty(T_ros_map)
-        component = self._component()
-        self._next.todo = [
-            id for id in sorted(self._views, reverse=True)
-            if id in self.table.submaps and self.table.submaps[id].component == component
-        ]  # fmt: skip
+        self._next.todo = [id for id in sorted(self._views, reverse=True) if self._is_shown(id)]
 
     def _carve_piece(self) -> None:
         """Carves the views of the next submaps, and shows the new grid once it is complete."""
@@ -275,10 +293,10 @@ class OccupancyMap(MapListener):
         if not self._corrected and _shift(shown.T_ros_map, T_ros_map, shown.grid.reach) <= most:
             return False
         self._corrected = False
-        component, submaps = self._component(), self.table.submaps
+        submaps = self.table.submaps
         settled = {id for id, own in self._views.items()
                    if any((id, key) not in self._newest for key in own)}  # fmt: skip
-        now = {id for id in settled if id in submaps and submaps[id].component == component}
+        now = {id for id in settled if self._is_shown(id)}
         if now != shown.T_ros_submap.keys():
             return True
         for id, before in shown.T_ros_submap.items():
@@ -301,8 +319,11 @@ class OccupancyMap(MapListener):
 
     def _forget(self, keys: Iterable[tuple[int, Key]]) -> None:
         for submap, key in keys:
-            self._nbytes -= self._views[submap].pop(key).nbytes
+            gone = self._views.get(submap, {}).pop(key, None)
             self._newest.pop((submap, key), None)
+            if gone is None:  # forgotten before
+                continue
+            self._nbytes -= gone.nbytes
             for carved in (self._shown, self._next):
                 if carved is not None:
                     carved.places.pop((submap, key), None)

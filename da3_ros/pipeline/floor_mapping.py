@@ -4,6 +4,7 @@ once, and with measured depth as soon as there is some."""
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 import numpy as np
 
@@ -34,13 +35,18 @@ class FloorMapping:
         self, frame: LocalFrame, submap: int, T_submap_camera: Array, unit: float,
         T_ros_map: Similarity, *, waiting: bool,
     ) -> None:  # fmt: skip
-        """Adds a keyframe; without its height over the floor it says nothing.
+        """Adds a keyframe, or another frame while no keyframes come; without its height over the
+        floor it says nothing.
 
         T_submap_camera: [4, 4] its pose. unit: of odometry, per unit of the submap. T_ros_map: as
         in ``OccupancyMap``. waiting: whether ``measure`` follows.
         """
         if frame.T_level_camera is None or not frame.scale.metric:
             return
+        if not (frame.keyframe or self.occupancy.is_due(frame.camera, frame.stamp_ns)):
+            return
+        if not frame.keyframe and self.config.depth.edge_filter:
+            frame = replace(frame, depth=without_smears(frame.depth))
         T_level_camera = np.array(frame.T_level_camera, np.float64)
         T_level_camera[2, 3] -= floor_height(self.config)
         view = self._view(
@@ -48,8 +54,9 @@ class FloorMapping:
             T_level_camera, self._metres(submap, T_ros_map),
         )  # fmt: skip
         self.occupancy.add(
-            view, T_submap_camera, T_ros_map, waiting=waiting, radius=self.config.map.radius_m
-        )
+            view, T_submap_camera, T_ros_map, waiting=waiting, radius=self.config.map.radius_m,
+            keyframe=frame.keyframe,
+        )  # fmt: skip
 
     def measure(self, one: Measured, T_ros_map: Similarity) -> None:
         """Takes the measured depth of a keyframe, once it stays."""

@@ -27,6 +27,7 @@ from da3_ros.keyframe_store.store import MapState
 from da3_ros.mapping.alignment import WindowAligner
 from da3_ros.mapping.covariance import PoseUncertainty
 from da3_ros.mapping.depth_filter import without_smears
+from da3_ros.mapping.floor_view import FloorViews
 from da3_ros.mapping.frames import LocalFrame, PoseInSubmap
 from da3_ros.mapping.graph_solution import Correction
 from da3_ros.mapping.loop_candidates import Matching
@@ -160,12 +161,10 @@ class SceneMap(MapListener):
         self.T_ros_map = T_ros_map
         self._has_axes, self.is_level = True, final
 
-    def place_map(self, T_ros_map: Array) -> None:
+    def place_map(self, T_ros_map: Array, *, is_level: bool) -> None:
         """Sets the map's pose in the axes of ROS as another map has it."""
         self.map_placed = self._is_given = True
-        self.T_ros_map = T_ros_map
-        # What was ever made level differs from the default.
-        self.is_level = not np.array_equal(T_ros_map, T_ROS_MAP)
+        self.T_ros_map, self.is_level = T_ros_map, is_level
 
     def _reset_map_pose(self) -> None:
         self.T_ros_map = T_ROS_MAP
@@ -216,7 +215,7 @@ class SceneMap(MapListener):
         if known is not None:
             self.loops.restore(known)
         self._apply_mode()
-        self.place_map(saved.T_ros_map)
+        self.place_map(saved.T_ros_map, is_level=saved.is_level)
         self.floor_map.occupancy.restore(saved.floor.views)
 
     def snapshot(self, unit: float) -> Snapshot:
@@ -228,7 +227,9 @@ class SceneMap(MapListener):
         saved = self.submaps.snapshot(self.T_ros_map, self.scale.known, unit)
         known = self.loops.recognition(self.scale.metres)
         floor = self.floor_map.views({s.id for s in saved.submaps})
-        saved = dataclasses.replace(saved, floor=floor)
+        if not self.is_level:  # what was seen of the floor has no place on it
+            floor = FloorViews()
+        saved = dataclasses.replace(saved, floor=floor, is_level=self.is_level)
         return with_recognition(saved, known, self.config)
 
     def update_scale(
@@ -304,7 +305,7 @@ class SceneMap(MapListener):
         frame = self._without_smears(frame)
         submap, T_submap_camera = self.submaps.add(frame, waiting=measure)
         unit = self.table.T_local_submap(submap.id).scale
-        if frame.keyframe and not self.localizes:
+        if not self.localizes:
             self.floor_map.add(
                 frame, submap.id, T_submap_camera, unit, self._T_ros_map, waiting=measure
             )

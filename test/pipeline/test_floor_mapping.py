@@ -91,7 +91,7 @@ def test_the_floor_may_lie_below_the_base():
     push(usual, frames)
     a, b = high.scene_map.occupancy(), usual.scene_map.occupancy()
     assert np.array_equal(a.cells, b.cells)
-    assert a.resolution == RES
+    assert a.resolution == np.float32(RES)
 
 
 @pytest.mark.long

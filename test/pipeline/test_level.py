@@ -133,10 +133,9 @@ def test_a_covered_camera_says_nothing_of_it():
 
 
 def test_a_map_of_another_source_is_not_levelled():
-    given = camera_at(3.0)
-    for T, is_level in ((given, True), (T_ROS_MAP, False)):
+    for T, is_level in ((camera_at(3.0), True), (T_ROS_MAP, True), (T_ROS_MAP, False)):
         one = scene_map()
-        one.place_map(T)
+        one.place_map(T, is_level=is_level)
         assert one.is_level == is_level
         one.level(tracked(camera_at(1.0, 10.0)))
         np.testing.assert_array_equal(one.T_ros_map, T)

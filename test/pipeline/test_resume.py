@@ -58,13 +58,14 @@ def test_a_resumed_scene_lies_in_the_map_where_it_lay(walk, tmp_path):
     run(walk, first, 0, 6)
     T = np.eye(4)
     T[:3, 3] = 1.0, 2.0, 3.0
-    first.scene_map.place_map(T)
+    first.scene_map.place_map(T, is_level=True)
     save_scene(first.snapshot(), tmp_path / "scene")
     second = Pipeline(settings(), TruthSession(walk[1]))
     second.resume(load_scene(tmp_path / "scene"))
     np.testing.assert_array_equal(second.scene_map.T_ros_map, T)
     np.testing.assert_array_equal(second.scene().T_ros_map, T)
     assert second.scene_map.map_placed
+    assert second.scene_map.is_level
 
 
 def test_a_scene_of_unknown_unit_goes_on_from_its_last_pose(walk, tmp_path):
