@@ -15,6 +15,7 @@ from da3_ros.types import Array, FloatImage
 
 BINS = 360  # of azimuth, all around
 GAP = 3  # bins, at most, from one with floor to the next: cameras of wide angle see fewer rays
+HOLE = 0.06  # rad, vertically; pixels of floor lie nearer to each other
 CELLS = 32767  # farthest cell of a mark
 WIDTH = 2 * CELLS + 1
 FARTHEST = float(np.finfo(np.float16).max)
@@ -92,7 +93,8 @@ def floor_view(
     """
     R = _ahead(T_level_camera[:3, :3])
     stands, seen = (points @ R[:2].T.astype(np.float32) for points in (marks, floor))
-    free, cells = _free(seen, stands, cell_m), _cells(stands, cell_m)
+    free = _free(seen, stands, cell_m, float(T_level_camera[2, 3]))
+    cells = _cells(stands, cell_m)
     known = np.flatnonzero(np.isfinite(free[:, 0]))
     first, end = (int(known[0]), int(known[-1]) + 1) if len(known) else (0, 0)
     return FloorView(
@@ -124,11 +126,23 @@ def azimuth_bin(x: Array, y: Array) -> NDArray[np.int64]:
     return np.minimum(turn.astype(np.int64), BINS - 1)
 
 
-def _free(seen: Array, stands: Array, cell: float) -> FloatImage:
+def _free(seen: Array, stands: Array, cell: float, height: float) -> FloatImage:
     """Returns [BINS, 2] the nearest and the farthest free distance of each azimuth, metres; NaN:
-    none. What lies nearer than the nearest floor that is seen, the camera looks over."""
+    none. What lies nearer than the nearest floor that is seen, the camera looks over.
+
+    height: of the camera, metres. Where no floor is seen over an angle of ``HOLE``, a way down may
+    be: what lies behind does not count.
+    """
     near, far, stop = (np.full(BINS, fill, np.float32) for fill in (np.inf, -np.inf, np.inf))
     at, distance = azimuth_bin(seen[:, 0], seen[:, 1]), np.hypot(seen[:, 0], seen[:, 1])
+    order = np.lexsort((distance, at))
+    at, distance = at[order], distance[order]
+    down = np.arctan2(np.float32(height), distance)
+    holes = np.flatnonzero((at[1:] == at[:-1]) & (down[:-1] - down[1:] > HOLE)) + 1
+    first = np.full(BINS, len(at))
+    np.minimum.at(first, at[holes], holes)
+    before = np.arange(len(at)) < first[at]
+    at, distance = at[before], distance[before]
     np.minimum.at(near, at, distance)
     np.maximum.at(far, at, distance)
     known = np.flatnonzero(np.isfinite(near))

@@ -18,7 +18,7 @@ from da3_ros.mapping.frames import PoseInSubmap
 from da3_ros.mapping.graph_solution import Correction
 from da3_ros.mapping.map_table import MapListener, MapTable
 from da3_ros.mapping.scene import REFERENCE
-from da3_ros.navigation.floor_grid import FloorGrid, OccupancyGrid
+from da3_ros.navigation.floor_grid import FARTHEST, FloorGrid, OccupancyGrid
 from da3_ros.types import Array
 
 # Views of a camera that may still be refined: they are carved each time that a grid is asked for.
@@ -29,7 +29,6 @@ MEMORY = 64 << 20  # bytes of views; the oldest leave first
 RADIUS = 60.0  # metres from the newest camera, beyond which there is no grid
 
 LOOK_NS = 1_000_000_000  # without a keyframe, until another frame is looked at
-LOOKS = 4  # such frames that are kept of each camera: as many as take away what is gone
 
 Key = tuple[str, int]  # camera and stamp
 
@@ -70,7 +69,6 @@ class OccupancyMap(MapListener):
         self._nbytes = 0
         self._here: Array | None = None  # newest camera [2], in the map as it goes out
         self._stamps: dict[str, int] = {}  # of the newest view of each camera
-        self._looks: dict[str, list[tuple[int, Key]]] = {}  # views that are not keyframes'
         self._shown = self._empty(Similarity(1.0, np.eye(3), np.zeros(3)))
         self._next: _Carved | None = None  # is carved, while the other one is shown
         self._corrected = self._stale = False  # whether submaps, or views in them, have moved
@@ -95,22 +93,15 @@ class OccupancyMap(MapListener):
 
     def add(
         self, view: FloorView, T_submap_camera: Array, T_ros_map: Similarity, *,
-        waiting: bool = False, radius: float = 0.0, keyframe: bool = True,
+        waiting: bool = False, radius: float = 0.0,
     ) -> None:  # fmt: skip
-        """Adds the view of a new keyframe, or of another frame (``keyframe`` False), of which few
-        are kept.
+        """Adds the view of a new keyframe.
 
         T_submap_camera: its pose [4, 4]. waiting: whether ``replace`` follows. radius: how far
-        the grid reaches from the newest camera along x and y, metres; 0: as far as it can.
+        views are kept from the newest camera along x and y, metres; 0: however far they are.
         """
         self._keep(view)
-        camera, stamp_ns = view.key
-        self._stamps[camera] = stamp_ns
-        if not keyframe:
-            looks = self._looks.setdefault(camera, [])
-            looks.append((view.submap, view.key))
-            if len(looks) > LOOKS:
-                self._forget([looks.pop(0)])
+        self._note(view)
         reach = float(np.linalg.norm(T_submap_camera[:3, 3])) + view.reach
         self._reach[view.submap] = max(self._reach.get(view.submap, 0.0), reach)
         self._newest[view.submap, view.key] = waiting
@@ -120,14 +111,31 @@ class OccupancyMap(MapListener):
                 break
             self._settle(key, T_ros_map)
         T_ros_submap = T_ros_map @ self.table.submaps[view.submap].T_map_submap
-        if self._is_shown(view.submap):
-            self._here = T_ros_submap.pose(T_submap_camera)[:2, 3]
-            self._limit(self._here, min(radius or RADIUS, RADIUS))
+        here = T_ros_submap.pose(T_submap_camera)[:2, 3]
+        if self._is_shown(view.submap) and np.abs(here).max() < FARTHEST:
+            self._here = here
+            self._limit(here, radius)
         self.revision += 1
 
+    def look(self, view: FloorView, T_submap_camera: Array, T_ros_map: Similarity) -> None:
+        """Carves the view of a frame that is no keyframe, which counts until all is carved anew.
+
+        A camera that stands makes no keyframes: so it sees what comes and goes.
+        """
+        self._note(view)
+        for key in list(self._newest):
+            self._settle(key, T_ros_map)
+        if self._is_shown(view.submap) and self._shown.places:
+            T = T_ros_map @ self.table.submaps[view.submap].T_map_submap
+            self._shown.grid.carve(view, view.place(T.pose(T_submap_camera)), T.scale)
+            self.revision += 1
+
+    def _note(self, view: FloorView) -> None:
+        camera, stamp_ns = view.key
+        self._stamps[camera] = stamp_ns
+
     def is_due(self, camera: str, stamp_ns: int) -> bool:
-        """Whether no keyframe of a camera has come for so long that another frame has to say what
-        is gone: a camera that stands makes no keyframes."""
+        """Whether no view of a camera has come for so long that another frame is looked at."""
         return stamp_ns - self._stamps.get(camera, stamp_ns) >= LOOK_NS
 
     def replace(self, view: FloorView) -> None:
@@ -281,6 +289,8 @@ class OccupancyMap(MapListener):
                 T = self._pose(*late) if self.view(*late) is not None else None
                 if T is not None:
                     self._carve(carved, late, T)
+            if self._here is not None:
+                carved.grid.crop(self._here, RADIUS)
             self._shown, self._next = carved, None
             self.revision += 1
 
@@ -310,7 +320,8 @@ class OccupancyMap(MapListener):
     def _limit(self, here: Array, radius: float) -> None:
         """Drops what is too far from the newest camera [2], and the oldest views if all take too
         much memory."""
-        if self._shown.grid.crop(here, radius):
+        self._shown.grid.crop(here, min(radius or RADIUS, RADIUS))
+        if radius:
             places = self._shown.places
             self._forget([k for k, p in places.items() if np.abs(p[:2] - here).max() > radius])
         while self._nbytes > MEMORY and len(self._views) > 1:

@@ -53,10 +53,12 @@ class FloorMapping:
             (frame.stamp_ns, frame.camera, submap), frame.depth / np.float32(unit), frame.K,
             T_level_camera, self._metres(submap, T_ros_map),
         )  # fmt: skip
+        if not frame.keyframe:
+            self.occupancy.look(view, T_submap_camera, T_ros_map)
+            return
         self.occupancy.add(
-            view, T_submap_camera, T_ros_map, waiting=waiting, radius=self.config.map.radius_m,
-            keyframe=frame.keyframe,
-        )  # fmt: skip
+            view, T_submap_camera, T_ros_map, waiting=waiting, radius=self.config.map.radius_m
+        )
 
     def measure(self, one: Measured, T_ros_map: Similarity) -> None:
         """Takes the measured depth of a keyframe, once it stays."""

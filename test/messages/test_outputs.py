@@ -29,9 +29,9 @@ def tracked(i, ids, **fields):
     report = WindowReport(0, i, ids, 1, True, 0.0, 1.0, 1.0)
     return TrackedFrame(
         id=i, stamp_ns=i, frame_id="optical", camera="", image=np.zeros((4, 6, 3), np.uint8),
-        depth_m=np.ones((4, 6), np.float32), confidence=np.ones((4, 6), np.float32),
-        keyframe=True, window=report,
-        **{"scale": Scale(), "T_map_camera": np.eye(4), "K": np.diag([5.0, 5, 1]), **fields},
+        confidence=np.ones((4, 6), np.float32), keyframe=True, window=report,
+        **{"scale": Scale(), "T_map_camera": np.eye(4), "K": np.diag([5.0, 5, 1]),
+           "depth_m": np.ones((4, 6), np.float32), **fields},
     )  # fmt: skip
 
 
@@ -243,3 +243,18 @@ def test_a_scan_whose_frame_is_in_no_transform_says_so():
     frame = tracked(0, (0,), scale=Scale("fixed", 1.0, 0.0), T_level_camera=LEVEL)
     assert not list(out.frame(frame, lambda topic: topic in ("scan", "/tf")))
     assert ["tf.publish" in text for text in said] == [True]
+
+
+def test_the_height_of_the_floor_counts_in_the_clouds():
+    depth = np.full((60, 80), 2.0, np.float32)
+    K = np.array([[60.0, 0, 40], [0, 60, 30], [0, 0, 1]])
+    counts = []
+    for floor_z in (0.0, -0.6):
+        config = config_from_parameters({"level.floor_z": floor_z})
+        out = Outputs(RosbagsLibrary(), config, base_frame="base_link")
+        frame = tracked(
+            0, (0,), scale=Scale("fixed", 1.0, 0.0), T_level_camera=LEVEL, depth_m=depth, K=K
+        )
+        made = {t: m for t, _, m in out.frame(frame, lambda t: t == "points/obstacles")}
+        counts.append(made["points/obstacles"].width)
+    assert counts[0] != counts[1]

@@ -13,8 +13,12 @@ from support.floors import (
     square_view,
     view_of,
 )
+from support.solids import K, Solid, camera_at, depth_of
 
+from da3_ros.config import ObstacleConfig
+from da3_ros.mapping.floor_view import floor_view
 from da3_ros.navigation.floor_grid import BLOCK, FREE, OCCUPIED, UNKNOWN, FloorGrid
+from da3_ros.navigation.sighting import sight
 
 
 def at(grid, x, y):
@@ -99,7 +103,9 @@ def test_a_grid_grows_in_blocks_and_keeps_what_it_has():
     after = grid.occupancy()
     for one in (before, after):
         assert all(k % BLOCK == 0 for k in one.cells.shape)
-        assert np.allclose(np.remainder(np.array(one.origin) / RES + 1e-6, BLOCK), 0, atol=1e-4)
+        assert np.allclose(
+            np.remainder(np.array(one.origin) / np.float32(RES) + 1e-6, BLOCK), 0, atol=1e-4
+        )
     assert at(after, 2, 0) == FREE
     assert not before.same_geometry(after)
 
@@ -113,3 +119,38 @@ def test_a_crop_drops_whole_blocks():
     left = grid.occupancy()
     assert at(left, 42, 0) == FREE
     assert left.origin[0] > 20
+
+
+@pytest.mark.parametrize("camera", [camera_at(1.0, 15.0), camera_at(0.3)], ids=["high", "low"])
+@pytest.mark.parametrize("lower", [0.25, 2.0, np.inf], ids=["step", "storey", "nothing"])
+def test_a_way_down_is_not_free(camera, lower):
+    ledge = Solid((-5, -5, -0.01), (2.0, 5, 0))
+    below = [] if np.isinf(lower) else [Solid((-90, -90, -lower - 1), (90, 90, -lower))]
+    cells = seen_of(camera, [ledge, *below], floor=False)
+    assert [cells(x, 0.0) for x in (1.3, 1.6)] == [0, 0]
+    assert [cells(x, 0.0) for x in (2.2, 2.5, 3.0, 3.5, 4.1)] == [-1] * 5
+
+
+def test_what_lies_behind_a_trench_is_not_free():
+    floor = [Solid((-5, -5, -0.01), (1.8, 5, 0)), Solid((2.4, -5, -0.01), (9, 5, 0))]
+    cells = seen_of(camera_at(1.0, 15.0), floor, floor=False)
+    assert cells(1.5, 0.0) == 0
+    assert [cells(x, 0.0) for x in (2.1, 2.8, 3.5)] == [-1] * 3
+    whole = seen_of(camera_at(1.0, 15.0), [])
+    assert [whole(x, 0.0) for x in (1.5, 2.1, 2.8, 3.5)] == [0] * 4
+
+
+def seen_of(camera, solids, **options):
+    """What a grid has of one view of some solids: the cell at x, y."""
+    found = sight(depth_of(camera, solids, **options), K, camera, ObstacleConfig())
+    view = floor_view((0, "", 0), found.marks, found.floor, camera, 1.0, RES / 2)
+    grid = FloorGrid(RES)
+    grid.carve(view, view.place(camera), 1.0)
+    out = grid.occupancy()
+
+    def cell(x, y):
+        column, row = ((np.array([x, y]) - out.origin) // out.resolution).astype(int)
+        inside = 0 <= row < out.cells.shape[0] and 0 <= column < out.cells.shape[1]
+        return int(out.cells[row, column]) if inside else -1
+
+    return cell

@@ -1,5 +1,6 @@
 """The occupancy map moves with the map's table: at a bounded rate, and only if it must."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -233,3 +234,69 @@ def test_an_interrupted_map_goes_on(tmp_path):
         drive.map.end_window(IDENTITY)
         again.end_window(IDENTITY)
         assert same(again.grid(IDENTITY), drive.map.grid(IDENTITY))
+
+
+def test_unconnected_components_are_left_out():
+    drive = Drive().ride(3)
+    with_one = drive.map.grid(IDENTITY)
+    drive.ride(1)  # the same place, then declared to be elsewhere
+    drive.table.submaps[3].component = 1
+    again = drive.map.grid(IDENTITY)
+    assert again.same_geometry(with_one)
+    alone = Drive()
+    submap = alone.submap(component=1)
+    alone.see(submap, 0.0, 0.0, 0.0)
+    assert alone.map.grid(IDENTITY) is None  # also where there is no other one
+
+
+def test_a_loaded_scene_is_whole_at_once():
+    drive = Drive().ride(6)
+    fresh = OccupancyMap(drive.table, RES)
+    fresh.restore(drive.map.views())
+    fresh.end_window(IDENTITY)  # nobody asked before
+    assert np.array_equal(fresh.grid(IDENTITY).cells, anew(drive).cells)
+
+
+def test_a_submap_that_moved_while_its_views_were_new_is_carved_where_it_is():
+    drive = Drive().ride(4)
+    drive.correct({0: Similarity(1.0, np.eye(3), np.array([0.4, 0.0, 0.0]))})
+    drive.windows()
+    drive.correct({3: Similarity(1.0, np.eye(3), np.array([0.0, 0.6, 0.0]))})
+    drive.windows()
+    drive.ride(3)
+    drive.map.finish(IDENTITY)
+    assert np.array_equal(drive.map.grid(IDENTITY).cells, anew(drive).cells)
+
+
+def test_a_jump_keeps_the_grid_small_and_the_views():
+    drive = Drive().ride(4)
+    views = len(drive.map.views())
+    submap = drive.submap()
+    for x in (5000.0, 1e12):
+        drive.see(submap, x, 0.0, 0.0)
+        assert drive.map.grid(IDENTITY).cells.size < 10_000_000
+    assert len(drive.map.views()) == views + 2
+
+
+def test_a_standing_camera_sees_what_is_gone():
+    drive = Drive()
+    submap = drive.submap()
+    T = drive.true[submap].inverse().pose(pose_at(0.0, 0.0, 0.0))
+    drive.see(submap, 0.0, 0.0, 0.0)
+    view = square_view(0.0, 0.0, 0.0, (0, "", submap), UNIT)
+    middle = np.array([[60, 0]], np.int16)  # a person in free floor
+    crowded = dataclasses.replace(view, marks=np.concatenate((view.marks, middle)))
+    for stamp in range(1, 4):
+        drive.table.path.add(dataclasses.replace(drive.frame(T), stamp_ns=stamp), T, submap)
+        drive.map.add(dataclasses.replace(crowded, stamp_ns=stamp), T, IDENTITY)
+    where = UNIT * view.cell * np.array([60.5, 0.5])
+    at = (where - drive.map.grid(IDENTITY).origin) // RES
+    column, row = at.astype(int)
+    assert drive.map.grid(IDENTITY).cells[row, column] == 100
+    assert not drive.map.is_due("", 500_000_000)
+    assert drive.map.is_due("", 2_000_000_000)
+    for second in range(2, 8):
+        look = dataclasses.replace(view, stamp_ns=second * 1_000_000_000)
+        drive.map.look(look, T, IDENTITY)
+    assert drive.map.grid(IDENTITY).cells[row, column] == 0
+    assert len(drive.map.views()) == 4

@@ -180,3 +180,18 @@ def test_any_size_of_depth_is_judged_alike(size):
     marks = in_level(found.marks, T)
     np.testing.assert_allclose(marks[:, 0], 3.0, atol=0.01)
     assert marks[:, 1].min() == pytest.approx(-3 * np.tan(np.radians(32.5)), abs=0.06)
+
+
+def test_a_few_pixels_on_no_surface_do_not_mark():
+    """Larger than the median takes away, and smaller than what has neighbours."""
+    T = camera_at(1.0)
+    depth = depth_of(T, [WALL])
+    for row, column in ((180, 100), (190, 300), (150, 400)):
+        depth[row : row + 4, column : column + 4] = 1.5
+    marks = in_level(sight(depth, K, T, CONFIG).marks, T)
+    assert marks[:, 0].min() > 2.9
+
+
+def test_clearing_reaches_beyond_the_marks():
+    _, clearing = seen(camera_at(1.0, 15.0))
+    assert np.linalg.norm(clearing[:, :2], axis=1).max() > CONFIG.max_range + 0.2
