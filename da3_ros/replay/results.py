@@ -293,6 +293,11 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
     def finish(self, pipeline: Pipeline) -> None:
         """Write the files that need the whole scene, if there is one, and the pictures."""
         pipeline.scene_map.finish_recording()
+        if pipeline.config.level.source == "ground" and not pipeline.scene_map.is_level:
+            log.warning(
+                "level.source is ground, but no image showed a floor in metres: there are no "
+                "obstacles, no scan and no occupancy grid"
+            )
         if len(pipeline.map.table.path):
             self._write_scene(pipeline)
         self.track_sampler.write(self._path(TRACKS_NAME))

@@ -126,6 +126,11 @@ def test_a_level_map_in_metres_has_an_occupancy_grid(bags, camera, tmp_path):
         messages(plain, "/da3/map/occupancy")
 
 
+def test_a_floor_that_was_not_found_is_said(bags, camera, tmp_path, caplog):
+    run(bags["camera"], camera, tmp_path / "out", **{"level.source": "ground"})  # no metres
+    assert [r.message for r in caplog.records if "no occupancy grid" in r.message]
+
+
 @pytest.mark.slow
 def test_beside_the_robots_own_odometry_only_the_map_is_placed(bags, camera, tmp_path):
     values = METRIC | {"base_frame": "base_link"}
