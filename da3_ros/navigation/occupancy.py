@@ -135,8 +135,9 @@ class OccupancyMap(MapListener):
         self._stamps[camera] = stamp_ns
 
     def is_due(self, camera: str, stamp_ns: int) -> bool:
-        """Whether no view of a camera has come for so long that another frame is looked at."""
-        return stamp_ns - self._stamps.get(camera, stamp_ns) >= LOOK_NS
+        """Whether no view of a camera has come for so long that another frame is looked at; also
+        when time has jumped back."""
+        return abs(stamp_ns - self._stamps.get(camera, stamp_ns)) >= LOOK_NS
 
     def replace(self, view: FloorView) -> None:
         """Replaces the view of a keyframe by that of its measured depth."""

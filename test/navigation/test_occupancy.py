@@ -295,6 +295,8 @@ def test_a_standing_camera_sees_what_is_gone():
     assert drive.map.grid(IDENTITY).cells[row, column] == 100
     assert not drive.map.is_due("", 500_000_000)
     assert drive.map.is_due("", 2_000_000_000)
+    assert drive.map.is_due("", -2_000_000_000)
+    assert not drive.map.is_due("another", 2_000_000_000)
     for second in range(2, 8):
         look = dataclasses.replace(view, stamp_ns=second * 1_000_000_000)
         drive.map.look(look, T, IDENTITY)
