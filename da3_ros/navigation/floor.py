@@ -81,12 +81,13 @@ class Floor:
         return level_below(found)
 
     def _is_another(self, points: Array, plane: Array) -> bool:
-        """Whether frames have shown another floor, again and again."""
+        """Whether frames have shown another floor, again and again. A plane that is nearer than
+        the known floor is a table or a platform, which must stay an obstacle."""
         self._frames += 1
         if self._frames % EVERY:
             return False
         found = find_floor(points)
-        if found is not None:
+        if found is not None and found[3] > (1 - RISE) * plane[3]:
             self._others = 0 if _is_same(found, plane) else self._others + 1
         if self._others < CONTRADICTED:
             return False

@@ -81,6 +81,17 @@ def test_a_desk_that_came_first_is_given_up(caplog):
     assert "another floor" in caplog.text
 
 
+def test_a_desk_that_comes_later_stays_an_obstacle():
+    desk = Solid((0.3, -3.0, 0.68), (1.6, 3.0, 0.72))
+    close = Solid((1.6, -8, 0), (1.8, 8, 3.0))
+    floor, T = Floor(), camera_at(1.2, 25.0)
+    floor.follow(local_frame(noisy(depth_of(T, [WALL])), np.eye(4)))
+    for step in range(40):
+        depth = noisy(depth_of(T, [desk, close]), seed=step)
+        found = floor.follow(local_frame(depth, np.eye(4)))
+    assert found[2, 3] == pytest.approx(1.2, rel=0.05)
+
+
 def test_a_wall_alone_or_nothing_shows_none():
     T = camera_at(1.5)
     near = Solid((0.8, -8, 0), (1.0, 8, 3.0))  # fills the image
