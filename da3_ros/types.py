@@ -298,8 +298,8 @@ class TrackedFrame:
     # unknown. Odometry: accumulated since its start; map: relative to the map.
     covariance_odom: Array | None = None
     covariance_map: Array | None = None
-    # [4, 4] camera in a level frame (z up): the robot's base, or the floor below the camera;
-    # published units; None: unknown
+    # [4, 4] camera in a level frame (z up): of the robot's base, in metres, or of the floor below
+    # the camera, in published units; None: unknown
     T_level_camera: Array | None = None
     # Why the image shows nothing, or was not placed (``image_check.CAUSES``, ``lost``): no depth,
     # and the pose is held, NaN before the first placed frame. Empty: it was processed.

@@ -42,8 +42,8 @@ class SceneOutput:
     ) -> None:
         """camera: name of the scene's only camera; empty for a scene of all cameras.
 
-        prior: True if the robot's own poses are used. timings: as in ``Outputs``; False: for a
-        file, which nobody asks for a topic that cannot be.
+        prior: True if the robot's own poses are used. timings: as in ``Outputs``. False is for a
+        file; then no line says which topics cannot be built.
         """
         own = f"{camera}/" if additional else ""
         self.messages = Outputs(

@@ -24,7 +24,7 @@ class LocalFrame:
     window: WindowReport
     is_reference: bool = True  # whether it is the first camera's frame of its frameset
     keyframe: bool = False
-    # [4, 4] camera in a level frame, published units, as in TrackedFrame; None: unknown
+    # [4, 4] camera in a level frame, as in TrackedFrame; None: unknown
     T_level_camera: Array | None = None
 
 
