@@ -18,6 +18,7 @@ from da3_ros.mapping.scene import Scene
 from da3_ros.navigation.floor_grid import FREE, OCCUPIED, OccupancyGrid
 from da3_ros.navigation.saved_grid import grid_of_scene
 
+KEYS = ("image:", "resolution:")  # that a description of a map has
 GREY = {FREE: 254, OCCUPIED: 0}
 UNKNOWN_GREY = 205  # between the thresholds
 OCCUPIED_THRESHOLD, FREE_THRESHOLD = 0.65, 0.196  # of 1 - grey / 255
@@ -51,16 +52,21 @@ def description(grid: OccupancyGrid, image: str) -> str:
     """Returns the YAML of a grid; image: the name of its file."""
     x, y = (round(v, 9) for v in grid.origin)
     return (
-        f"image: {json.dumps(image)}\nmode: trinary\nresolution: {np.float32(grid.resolution)!s}\n"
+        f"image: {_quoted(image)}\nmode: trinary\nresolution: {np.float32(grid.resolution)!s}\n"
         f"origin: [{x}, {y}, 0]\n"
         f"negate: 0\noccupied_thresh: {OCCUPIED_THRESHOLD}\nfree_thresh: {FREE_THRESHOLD}\n"
     )
 
 
+def _quoted(name: str) -> str:
+    return json.dumps(name, ensure_ascii=False)
+
+
 def check_description(path: Path) -> None:
     """Raises ExportError if ``path`` is another kind of YAML file, which must not be replaced."""
     try:
-        is_map = not path.exists() or "image:" in path.read_text(encoding="utf-8")
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else KEYS
+        is_map = all(any(line.startswith(key) for line in lines) for key in KEYS)
     except (OSError, UnicodeDecodeError):
         is_map = False
     if not is_map:
@@ -75,8 +81,9 @@ def placed_pair(path: Path) -> Iterator[Path]:
         about = image.with_suffix(".yaml")
         try:
             yield image
-            names = json.dumps(image.name), json.dumps(path.name)
-            text = about.read_text(encoding="utf-8").replace(*names)
+            text = about.read_text(encoding="utf-8").replace(
+                _quoted(image.name), _quoted(path.name)
+            )
         finally:
             about.unlink(missing_ok=True)
         with atomic_path(path.with_suffix(".yaml")) as final:

@@ -126,6 +126,22 @@ def azimuth_bin(x: Array, y: Array) -> NDArray[np.int64]:
     return np.minimum(turn.astype(np.int64), BINS - 1)
 
 
+def _first_hole(at: Array, distance: Array, height: float) -> Array:
+    """Returns [BINS] the distance of the last floor before the first hole; +Inf: there is none.
+
+    Each bin is judged with those beside it: one alone may have few pixels.
+    """
+    beside = np.concatenate([(at + k) % BINS for k in (-1, 0, 1)])
+    far = np.tile(distance, 3)
+    order = np.lexsort((far, beside))
+    beside, far = beside[order], far[order]
+    down = np.arctan2(np.float32(height), far)
+    holes = np.flatnonzero((beside[1:] == beside[:-1]) & (down[:-1] - down[1:] > HOLE))
+    last = np.full(BINS, np.inf, np.float32)
+    np.minimum.at(last, beside[holes], far[holes])
+    return last
+
+
 def _free(seen: Array, stands: Array, cell: float, height: float) -> FloatImage:
     """Returns [BINS, 2] the nearest and the farthest free distance of each azimuth, metres; NaN:
     none. What lies nearer than the nearest floor that is seen, the camera looks over.
@@ -135,13 +151,7 @@ def _free(seen: Array, stands: Array, cell: float, height: float) -> FloatImage:
     """
     near, far, stop = (np.full(BINS, fill, np.float32) for fill in (np.inf, -np.inf, np.inf))
     at, distance = azimuth_bin(seen[:, 0], seen[:, 1]), np.hypot(seen[:, 0], seen[:, 1])
-    order = np.lexsort((distance, at))
-    at, distance = at[order], distance[order]
-    down = np.arctan2(np.float32(height), distance)
-    holes = np.flatnonzero((at[1:] == at[:-1]) & (down[:-1] - down[1:] > HOLE)) + 1
-    first = np.full(BINS, len(at))
-    np.minimum.at(first, at[holes], holes)
-    before = np.arange(len(at)) < first[at]
+    before = distance <= _first_hole(at, distance, height)[at]
     at, distance = at[before], distance[before]
     np.minimum.at(near, at, distance)
     np.maximum.at(far, at, distance)

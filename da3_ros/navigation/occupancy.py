@@ -123,8 +123,9 @@ class OccupancyMap(MapListener):
         A camera that stands makes no keyframes: so it sees what comes and goes.
         """
         self._note(view)
-        for key in list(self._newest):
-            self._settle(key, T_ros_map)
+        for key, waits in list(self._newest.items()):
+            if not waits:  # else measured depth would carve all anew
+                self._settle(key, T_ros_map)
         if self._is_shown(view.submap) and self._shown.places:
             T = T_ros_map @ self.table.submaps[view.submap].T_map_submap
             self._shown.grid.carve(view, view.place(T.pose(T_submap_camera)), T.scale)

@@ -21,6 +21,7 @@ SLOPE = 0.02  # height per distance that may be an error of level and depth: sti
 SAME = 0.1  # logarithm of depths, by which neighbours are of one surface
 FEWEST = 2  # neighbours of eight that a marking pixel needs on its surface
 BEYOND = 0.3  # metres that rays clear beyond the range: costmaps end them some cells early
+STEEPER = 0.05  # height per distance that may be an error, below the floor
 EDGE = 0.05  # height over the floor at which the edge of a way down marks, metres
 FLOOR_EVERY = 2  # of the judged pixels along each side, clearing ones
 
@@ -66,9 +67,10 @@ def sight(
         if config.drop:
             # Where the ray passes the floor that is not there, a little over it.
             edge = (camera - np.float32(EDGE)) / np.maximum(-rise, np.float32(1e-6))
-            is_drop = (height < -config.drop - np.float32(SLOPE) * np.minimum(far, most)) & (
-                run * edge <= config.max_range
-            )
+            deep = height < -config.drop - np.float32(STEEPER) * np.minimum(far, most)
+            # All pixels around it: a glint is no way down.
+            whole = cv2.erode(deep.astype(np.uint8), np.ones((3, 3), np.uint8)) > 0
+            is_drop = whole & (run * edge <= config.max_range)
             marks = np.concatenate((marks, judged.points(is_drop, edge)))
     few = np.zeros(judged.z.shape, bool)
     few[::FLOOR_EVERY, ::FLOOR_EVERY] = True
