@@ -90,6 +90,19 @@ class SlamPose:
 
 
 @dataclass(frozen=True, eq=False)
+class ImuStretch:
+    """What an IMU measured from a camera's last frame to this one.
+
+    Both vectors are in the optical axes of the camera; the IMU's own noise and biases are in them.
+    """
+
+    stamps_ns: Array  # int64 [N], ascending, N >= 2; first and last are those of the two frames
+    gyro: Array  # [N, 3] rad/s
+    acceleration: Array  # [N, 3] m/s^2, specific force: 9.8 upwards at rest
+    t_camera_imu: Array  # [3] position of the IMU in the camera's frame, metres
+
+
+@dataclass(frozen=True, eq=False)
 class Frame:
     """One camera image as received, with its calibration and poses."""
 
@@ -109,6 +122,7 @@ class Frame:
     T_level_camera: Array | None = None
     ready: PreparedImage | None = None  # the prepared image; None: not prepared yet
     slam: SlamPose | None = None  # of another SLAM that the map follows; None: unknown
+    imu: ImuStretch | None = None  # since the camera's last frame; None: none, or with a gap
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +143,7 @@ class View:
     prior_variance: Array | None = None  # [6] as in Frame
     slam: SlamPose | None = None  # as in Frame
     T_level_camera: Array | None = None  # [4, 4] as in Frame
+    imu: ImuStretch | None = None  # as in Frame
 
 
 @dataclass(frozen=True)
