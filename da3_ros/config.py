@@ -367,13 +367,29 @@ class LevelConfig:
 
     source: str = option(
         "base",
-        "what is up: z of base_frame, or the floor that the camera sees (ground: a camera without "
-        "a robot's transforms, held upright); none: unknown",
-        choices=("base", "ground", "none"),
+        "what is up: z of base_frame, topic `imu`, or the floor that the camera sees (ground: a "
+        "camera without a robot's transforms, held upright); none: unknown",
+        choices=("base", "imu", "ground", "none"),
     )
     floor_z: float = option(
         0.0, "height of the floor in base_frame, metres; for source `base`", low=-10.0, high=10.0
     )
+
+
+@dataclass(frozen=True)
+class ImuConfig:
+    """The robot's inertial measurement unit, topic `imu`."""
+
+    enabled: bool = option(
+        False,
+        "whether topic `imu` is used: rotation from frame to frame, also where the camera sees "
+        "nothing, and gravity; always with level.source or scale.source imu",
+    )
+    time_offset_s: float = option(0.0, "added to the stamps of `imu`, seconds", low=-1.0, high=1.0)
+    max_gap_s: float = option(
+        0.05, "longest time between two messages of `imu` that is bridged, seconds", low=0.001,
+        high=1.0,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -476,6 +492,7 @@ class PipelineConfig:
     dense: DenseConfig = group(DenseConfig, "dense.")
     splats: SplatsConfig = group(SplatsConfig, "splats.")
     level: LevelConfig = group(LevelConfig, "level.")
+    imu: ImuConfig = group(ImuConfig, "imu.")
     obstacles: ObstacleConfig = group(ObstacleConfig, "obstacles.")
     occupancy: OccupancyConfig = group(OccupancyConfig, "occupancy.")
     max_late_s: float = option(
@@ -602,6 +619,11 @@ def prior_source(config: PipelineConfig) -> str:
     if config.pose_prior.source == "none" and scale_source(config.scale.source).needs_prior:
         return "odometry"
     return config.pose_prior.source
+
+
+def uses_imu(config: PipelineConfig) -> bool:
+    """Whether topic `imu` is needed."""
+    return config.imu.enabled or config.level.source == "imu"
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,7 @@ def add_selection(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--odometry", help="topic of the robot's own poses, if the recording has several"
     )
+    command.add_argument("--imu", metavar="TOPIC", help="topic of the IMU, if there are several")
     command.add_argument(
         "--slam-path", metavar="TOPIC",
         help="topic of another SLAM's path (pose_prior.corrections: path), if there are several",
@@ -123,6 +124,7 @@ def replay_options(options: argparse.Namespace, recording: Path) -> ReplayOption
         report=not options.no_report,
         video=options.video,
         odometry=options.odometry,
+        imu=options.imu,
         slam_path=options.slam_path,
         plan=options.plan,
     )

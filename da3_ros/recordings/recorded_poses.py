@@ -1,8 +1,12 @@
-"""The robot's own poses and transforms in a recording."""
+"""The robot's own poses, its IMU and its transforms in a recording."""
 
 from __future__ import annotations
 
-from da3_ros.config import NodeConfig, prior_source
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from da3_ros.config import NodeConfig, prior_source, uses_imu
+from da3_ros.messages.imu import IMU, open_imu, read_imu
 from da3_ros.messages.odometry_tf import (
     ALWAYS_S,
     ODOMETRY,
@@ -14,6 +18,7 @@ from da3_ros.messages.odometry_tf import (
 )
 from da3_ros.messages.slam_path import PATH, PathReader, SlamPathError
 from da3_ros.recordings import Recording, RecordingError
+from da3_ros.sensors.imu_input import ImuError, ImuHistory, ImuInput, ImuSample
 from da3_ros.sensors.pose_prior import PosePrior, PriorError
 from da3_ros.sensors.slam_corrections import SlamCorrections
 from da3_ros.sensors.transform_tree import TransformTree
@@ -69,6 +74,34 @@ def corrections_of_recording(
     log.info("another SLAM is followed: reading %d paths from %s", len(paths), name)
     slam.set_paths(paths)
     return slam
+
+
+def imu_of_recording(
+    recording: Recording, config: NodeConfig, transforms: TransformTree, topic: str | None = None
+) -> ImuInput | None:
+    """Returns the input of a recording's IMU, which is read along with the frames; None if the
+    parameters use none.
+
+    ``topic``: its topic; None: the only one. Raises RecordingError if there is none.
+    """
+    if not uses_imu(config.pipeline):
+        return None
+    name = topic or _only(recording, IMU, "an IMU is to be used", "--imu")
+    messages = recording.messages(name)
+    log.info("imu: reading %s", name)
+    return open_imu(config, transforms, ImuHistory(_samples(name, messages)))
+
+
+def _samples(topic: str, messages: Iterable[tuple[int, Any]]) -> Iterator[ImuSample]:
+    """Yields the samples of a topic; logs each fault once."""
+    known = set[str]()
+    for _, message in messages:
+        try:
+            yield read_imu(message)
+        except ImuError as error:
+            if str(error) not in known:
+                known.add(str(error))
+                log.warning("%s: %s", topic, error)
 
 
 def transforms_of(recording: Recording) -> TransformTree:

@@ -102,6 +102,8 @@ class ReplayState:
             "transforms": self._annotator.transforms, "prior": self._annotator.prior,
             "slam": self._annotator.slam,
         }  # fmt: skip
+        if self._annotator.imu is not None:
+            found["imu"] = self._annotator.imu.history
         for name, scene in self.scenes.items():
             found[f"trajectory {name}"] = scene.results.trajectory
             if scene.results.video is not None:

@@ -67,6 +67,7 @@ class ReplayOptions:
     report: bool = False  # write report.html
     video: bool = False
     odometry: str | None = None  # topic of the robot's own poses; None: the recording's only one
+    imu: str | None = None  # topic of the IMU; None: the recording's only one
     slam_path: str | None = None  # topic of another SLAM's paths; None: the recording's only one
     plan: Path | None = None  # a report.json or a plan file whose plan is used exactly
     resume: Path | None = None  # a saved scene, or the output of an earlier replay, to continue

@@ -45,6 +45,7 @@ from da3_ros.recordings import Recording, RecordingError, open_recording
 from da3_ros.recordings.read_ahead import ReadAhead
 from da3_ros.recordings.recorded_poses import (
     corrections_of_recording,
+    imu_of_recording,
     prior_of_recording,
     transforms_of,
 )
@@ -201,9 +202,10 @@ def _annotator(
     transforms = transforms_of(recording)
     prior = prior_of_recording(recording, settings, transforms, options.odometry)
     slam = corrections_of_recording(recording, settings, transforms, prior, options.slam_path)
+    imu = imu_of_recording(recording, settings, transforms, options.imu)
     return FrameAnnotator(
         settings.pipeline, transforms, prior, WarnOnce(), slam, recording.mounts(),
-        settings.base_frame,
+        settings.base_frame, imu,
     )  # fmt: skip
 
 

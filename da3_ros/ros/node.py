@@ -24,10 +24,13 @@ from rclpy.executors import SingleThreadedExecutor
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.qos import QoSProfile, ReliabilityPolicy
 from rclpy.signals import SignalHandlerOptions
+from sensor_msgs.msg import Imu
 
 from da3_ros.inference.devices import release_memory
 from da3_ros.live.scene_output import IDLE_S
 from da3_ros.live.stream import RawFrame, Stream
+from da3_ros.messages.imu import TOPIC as IMU_TOPIC
+from da3_ros.messages.imu import read_imu
 from da3_ros.messages.odometry_tf import add_odometry
 from da3_ros.messages.outputs import Published
 from da3_ros.msg import Status
@@ -50,6 +53,7 @@ from da3_ros.ros.slam_path import SlamPathInput
 from da3_ros.ros.stream_runner import EXPECTED, STOP_S, StreamRunner
 from da3_ros.ros.tf_subscriber import SentTransforms, TfInput, TfPublishers
 from da3_ros.ros.viewer_commands import ViewerCommands
+from da3_ros.sensors.imu_input import ImuError
 from da3_ros.sensors.pose_prior import PriorError
 from da3_ros.sensors.transform_tree import TransformTree
 from da3_ros.viewer.feed import ViewerFeed
@@ -81,6 +85,7 @@ class Da3Node(LifecycleNode):
         self.input: CameraInputs | None = None  # while it is active
         self.tf_input: TfInput | None = None
         self._odometry: Any = None
+        self._imu: Any = None
         self._initial_pose: InitialPose | None = None
         self._slam_path: SlamPathInput | None = None
         self._viewer_commands: ViewerCommands | None = None
@@ -159,6 +164,10 @@ class Da3Node(LifecycleNode):
             # Best effort is compatible with every publisher; a lost pose is interpolated.
             qos = QoSProfile(depth=50, reliability=ReliabilityPolicy.BEST_EFFORT)
             self._odometry = self.endpoints.subscribe(Odometry, "odometry", self._on_odometry, qos)
+        if stream.imu is not None:
+            # Drivers send several hundred messages per second, and some of them in bursts.
+            qos = QoSProfile(depth=1000, reliability=ReliabilityPolicy.BEST_EFFORT)
+            self._imu = self.endpoints.subscribe(Imu, IMU_TOPIC, self._on_imu, qos)
         self._initial_pose = InitialPose(self.endpoints, runner, self.log.logger.info)
         config = stream.config
         if config.pipeline.pose_prior.corrections == "path":
@@ -278,6 +287,15 @@ class Da3Node(LifecycleNode):
         except PriorError as error:
             self.warn(f"odometry: {error}", every_s=SAME_S)
 
+    def _on_imu(self, message: Imu) -> None:
+        imu = None if self.runner is None else self.runner.stream.imu
+        if imu is None:
+            return
+        try:
+            imu.history.add(read_imu(message))
+        except ImuError as error:
+            self.warn(f"imu: {error}", every_s=SAME_S)
+
     def _on_graph(self) -> None:
         self.parameter_changes.restore_budget()
         if self.input is not None:
@@ -357,6 +375,9 @@ class Da3Node(LifecycleNode):
         if self._odometry is not None:
             self.endpoints.drop_subscription(self._odometry)
             self._odometry = None
+        if self._imu is not None:
+            self.endpoints.drop_subscription(self._imu)
+            self._imu = None
         if self._initial_pose is not None:
             self._initial_pose.close()
             self._initial_pose = None

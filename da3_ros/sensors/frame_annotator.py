@@ -1,5 +1,5 @@
 """Adds to a frame the camera's pose by the robot (prior), its poses on the rig and on the level
-base, and what another SLAM says.
+base, and what another SLAM and the IMU say.
 
 The same step live and in a replay. It follows synchronising, decoding and preparing, right before
 frames are pushed, because odometry may arrive later than images. No ROS, no network.
@@ -15,10 +15,11 @@ import numpy as np
 from da3_ros.config import POSE_NUMBERS, PipelineConfig
 from da3_ros.geometry.poses import matrix_from_quaternion
 from da3_ros.scale_sources import scale_source
+from da3_ros.sensors.imu_input import ImuInput
 from da3_ros.sensors.pose_prior import PosePrior, PriorError
 from da3_ros.sensors.slam_corrections import SlamCorrections
 from da3_ros.sensors.transform_tree import TransformError, TransformTree
-from da3_ros.types import Array, Frame, SlamPose
+from da3_ros.types import Array, Frame, ImuStretch, SlamPose
 
 WARNING_PERIOD_S = 5.0  # between two warnings about the prior
 
@@ -35,14 +36,15 @@ class FrameAnnotator:
         slam: SlamCorrections | None = None,
         mounts: Mapping[str, Array] | None = None,
         base_frame: str = "",
+        imu: ImuInput | None = None,
     ) -> None:
         """prior: None if the robot's own poses are not used. slam: None if none is followed.
-        base_frame: the robot's base, which is level; empty: none.
+        base_frame: the robot's base, which is level; empty: none. imu: None if it is not used.
 
         mounts: ``T_rig_camera`` by the names of cameras, as a recording says it. warn: takes a
         line, and ``every_s``, the shortest time between two equal warnings.
         """
-        self.transforms, self.prior, self.slam = transforms, prior, slam
+        self.transforms, self.prior, self.slam, self.imu = transforms, prior, slam, imu
         self.without_prior = 0
         self._base = base_frame if config.level.source == "base" else ""
         self._rig = RigGeometry(config, transforms, warn, mounts)
@@ -58,6 +60,7 @@ class FrameAnnotator:
                 T_rig_camera=self._rig.camera(frame.camera, frame.frame_id, frame.stamp_ns),
                 T_level_camera=self._level_of(frame),
                 slam=self._slam_of(frame),
+                imu=self._imu_of(frame),
             )
             for frame in frames
         ]
@@ -81,6 +84,11 @@ class FrameAnnotator:
             text = "what is up is unknown: the map is not level, and obstacles are not published"
             self._warn(f"{text}: {error}", every_s=WARNING_PERIOD_S)
             return None
+
+    def _imu_of(self, frame: Frame) -> ImuStretch | None:
+        if self.imu is None:
+            return None
+        return self.imu.stretch(frame.camera, frame.frame_id, frame.stamp_ns, self._warn)
 
     def _slam_of(self, frame: Frame) -> SlamPose | None:
         if self.slam is None:

@@ -1,0 +1,193 @@
+"""What an IMU measures between the frames of a camera, in the camera's axes.
+
+Samples arrive at their own times, from a topic or from a recording that is read along with its
+frames. A frame gets all since the last frame of its camera, or nothing: a stretch with a gap or a
+fault says nothing about the motion. No ROS, no network.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from da3_ros.config import ImuConfig
+from da3_ros.sensors.transform_tree import JUMP_S, TransformError, TransformTree
+from da3_ros.types import Array, ImuStretch
+
+KEEP_S = 10.0  # time of samples that are kept
+MAX_STRETCH_S = 5.0  # longest time between two frames; the motion of a longer one is not bridged
+WARNING_PERIOD_S = 5.0  # between two equal warnings
+# A sensor at its limit repeats one value: this often in a row, from these values on.
+REPEATED, FAST, STRONG = 3, 4.0, 18.0  # samples, rad/s, m/s^2
+# Size of the specific force, m/s^2, that a robot has on average: gravity, and little else.
+FORCES = 7.0, 13.0
+CHECKED_S = 2.0  # time over which that average is taken
+
+
+class ImuError(ValueError):
+    """A message of an IMU that cannot be used; one line with the cause and a remedy."""
+
+
+@dataclass(frozen=True, eq=False)
+class ImuSample:
+    """One message of an IMU, in its own axes."""
+
+    stamp_ns: int
+    frame_id: str
+    values: Array  # [6] gyro, rad/s; specific force, m/s^2
+
+
+class ImuHistory:
+    """The newest samples of one IMU, in the order of their stamps."""
+
+    def __init__(self, recorded: Iterable[ImuSample] = ()) -> None:
+        """recorded: all samples of a recording, which are read as frames need them."""
+        self._stamps: list[int] = []
+        self._values: list[Array] = []
+        self.frame_id = ""
+        self._recorded: Iterator[ImuSample] = iter(recorded)
+        self._ahead: ImuSample | None = None  # after a jump back in the recording
+        self._lock = threading.Lock()  # callbacks add while a worker reads
+
+    def add(self, sample: ImuSample) -> None:
+        """Adds a sample; a late one is put in its place, a repeated stamp is dropped. A stamp that
+        jumps back starts a new history."""
+        with self._lock:
+            self._add(sample)
+
+    def _add(self, sample: ImuSample) -> None:
+        stamps = self._stamps
+        if self._jumps_back(sample.stamp_ns) or sample.frame_id != self.frame_id:
+            stamps.clear()
+            self._values.clear()
+            self.frame_id = sample.frame_id
+        at = bisect_left(stamps, sample.stamp_ns)
+        if at < len(stamps) and stamps[at] == sample.stamp_ns:
+            return
+        stamps.insert(at, sample.stamp_ns)
+        self._values.insert(at, sample.values)
+        old = bisect_left(stamps, stamps[-1] - int(KEEP_S * 1e9))
+        if old > len(stamps) // 2:  # rarely, because it moves all others
+            del stamps[:old], self._values[:old]
+
+    def _jumps_back(self, stamp_ns: int) -> bool:
+        return bool(self._stamps) and stamp_ns < self._stamps[-1] - int(JUMP_S * 1e9)
+
+    def _read_to(self, stamp_ns: int) -> None:
+        """Reads the recording on, until a sample is as new as a stamp."""
+        if self._jumps_back(stamp_ns) and self._ahead is not None:
+            self._add(self._ahead)
+            self._ahead = None
+        while self._ahead is None and not (self._stamps and self._stamps[-1] >= stamp_ns):
+            sample = next(self._recorded, None)
+            if sample is None:
+                return
+            if self._jumps_back(sample.stamp_ns):
+                self._ahead = sample  # belongs to frames whose stamps jump too
+            else:
+                self._add(sample)
+
+    def between(self, first_ns: int, last_ns: int, most_ns: int) -> tuple[Array, Array]:
+        """Returns stamps int64 [N] and values [N, 6] from one stamp to another one, with
+        interpolated values at both.
+
+        most_ns: longest time between two samples; the last one may be as much too old. Raises
+        ImuError if there are none, or with a gap.
+        """
+        with self._lock:
+            self._read_to(last_ns)
+            begin, end = bisect_right(self._stamps, first_ns), bisect_left(self._stamps, last_ns)
+            stamps = np.array(self._stamps[max(begin - 1, 0) : end + 1], np.int64)
+            values = np.array(self._values[max(begin - 1, 0) : end + 1]).reshape(-1, 6)
+        if not len(stamps):
+            raise ImuError("there are no samples yet")
+        if stamps[0] > first_ns:
+            raise ImuError("the first sample is younger than the last frame")
+        if stamps[-1] < last_ns - most_ns:
+            late = (last_ns - stamps[-1]) / 1e9
+            raise ImuError(f"the newest sample is {late:.2f} s older than the frame")
+        gap = int(np.diff(stamps).max(initial=0))
+        if gap > most_ns:
+            raise ImuError(f"there is a gap of {gap / 1e9:.2f} s (imu.max_gap_s is less)")
+        inside = stamps[(stamps > first_ns) & (stamps < last_ns)]
+        times = np.concatenate(([first_ns], inside, [last_ns])).astype(np.int64)
+        at = [np.interp(times - first_ns, stamps - first_ns, column) for column in values.T]
+        return times, np.stack(at, axis=1)
+
+
+class ImuInput:
+    """Gives the frames of cameras what the IMU has measured since the last one.
+
+    ``history`` is filled by a topic, or reads a recording; all else decides about results and is
+    part of a replay's state.
+    """
+
+    def __init__(
+        self, config: ImuConfig, transforms: TransformTree, history: ImuHistory | None = None
+    ) -> None:
+        """transforms: for the mount of the IMU on the camera."""
+        self.config, self._transforms = config, transforms
+        self.history = history or ImuHistory()
+        self.without = 0  # frames without a stretch, but for the first one of each camera
+        self._last_ns: dict[str, int] = {}  # stamp of the last frame, by camera
+        self._force, self._force_s = 0.0, 0.0  # integral over the newest seconds, and their number
+
+    def stretch(
+        self, camera: str, frame_id: str, stamp_ns: int, warn: Callable[..., None]
+    ) -> ImuStretch | None:
+        """Returns what was measured from the last frame of a camera to this one; None if that is
+        unknown. warn: as that of ``FrameAnnotator``."""
+        first_ns = self._last_ns.get(camera)
+        self._last_ns[camera] = stamp_ns
+        if first_ns is None or not 0 < stamp_ns - first_ns <= MAX_STRETCH_S * 1e9:
+            return None
+        try:
+            return self._stretch(frame_id, first_ns, stamp_ns)
+        except (ImuError, TransformError) as error:
+            self.without += 1
+            warn(f"imu: not used for a frame: {error}", every_s=WARNING_PERIOD_S)
+            return None
+
+    def _stretch(self, frame_id: str, first_ns: int, last_ns: int) -> ImuStretch:
+        offset = round(self.config.time_offset_s * 1e9)
+        stamps, values = self.history.between(
+            first_ns - offset, last_ns - offset, round(self.config.max_gap_s * 1e9)
+        )
+        if not self.history.frame_id:
+            raise ImuError("its messages have no header.frame_id, so that its mount is unknown")
+        self._check(stamps, values)
+        mount = self._transforms.lookup(frame_id, self.history.frame_id, last_ns)
+        turned = values.reshape(-1, 2, 3) @ mount[:3, :3].T
+        return ImuStretch(stamps + offset, turned[:, 0], turned[:, 1], mount[:3, 3].copy())
+
+    def _check(self, stamps: Array, values: Array) -> None:
+        """Raises ImuError for a sensor at its limit, or in other units."""
+        if _is_saturated(values[1:-1, :3], FAST) or _is_saturated(values[1:-1, 3:], STRONG):
+            raise ImuError("it is at its limit (values repeat)")
+        step, force = np.diff(stamps) / 1e9, np.linalg.norm(values[:, 3:], axis=1)
+        taken = float(step.sum())
+        kept = max(0.0, 1.0 - taken / CHECKED_S)
+        self._force = kept * self._force + float(step @ (force[1:] + force[:-1])) / 2
+        self._force_s = kept * self._force_s + taken
+        if self._force_s < CHECKED_S / 2:
+            return
+        mean = self._force / self._force_s
+        if not FORCES[0] < mean < FORCES[1]:
+            raise ImuError(
+                f"its acceleration is {mean:.3g} m/s^2 on average, and gravity is 9.8: it must be "
+                "in m/s^2 (not in g) and contain gravity (REP-145)"
+            )
+
+
+def _is_saturated(values: Array, least: float) -> bool:
+    """Whether a component of values [N, 3] repeats a large value exactly."""
+    if len(values) < REPEATED:
+        return False
+    same = np.ones((len(values) - REPEATED + 1, 3), bool)
+    for shift in range(1, REPEATED):
+        same &= values[shift : len(values) - REPEATED + 1 + shift] == values[: len(same)]
+    return bool((same & (np.abs(values[: len(same)]) >= least)).any())
