@@ -386,6 +386,13 @@ class ImuConfig:
         "nothing, and gravity; always with level.source or scale.source imu",
     )
     time_offset_s: float = option(0.0, "added to the stamps of `imu`, seconds", low=-1.0, high=1.0)
+    bridge_s: float = option(
+        2.0,
+        "longest time without a view that shows anything known, after which the camera goes on "
+        "where the gyro says, if it has hardly moved, seconds; 0: a new component begins",
+        low=0.0,
+        high=5.0,
+    )
     max_gap_s: float = option(
         0.05, "longest time between two messages of `imu` that is bridged, seconds", low=0.001,
         high=1.0,

@@ -186,6 +186,15 @@ class LoopClosure(MapListener):
         self._drift_model.add(LOST_VARIANCE * [1, 1, last.depth**2], last.centre)
         self._guessed = True
 
+    def add_gap(self, variance: Array) -> None:
+        """Adds a motion in which the camera saw nothing known.
+
+        variance: [3] of log scale, rotation, and position over the depth.
+        """
+        if self._drift_model is not None and self.keyframes:
+            last = PlacedKeyframe.of(self.keyframes[-1], self._submaps)
+            self._drift_model.add(variance * [1, 1, last.depth**2], last.centre)
+
     def add_keyframe(self, id: int, descriptor: Array | None) -> None:
         """Adds a keyframe: a view of the map's table, by its id."""
         if not self.enabled:

@@ -156,7 +156,7 @@ class SubmapStore:
         """Makes the map read-only, or lets it grow again."""
         if on == (self.localized is not None):
             return
-        self._close()
+        self.begin_submap()
         self.points.end_growth()  # nothing changes a read-only map
         self._dynamic = DynamicPoints(self.submaps, self.points)
         self.table.live_path = None
@@ -171,8 +171,8 @@ class SubmapStore:
             self.begin_component()
             self.localized.forget()
 
-    def _close(self) -> None:
-        """Ends the submap of new frames."""
+    def begin_submap(self) -> None:
+        """Begins a new submap with the next frame."""
         self.points.close()
         if self.localized is not None:
             self.localized.close()
@@ -204,7 +204,7 @@ class SubmapStore:
 
     def begin_component(self) -> None:
         """Begins a new submap in a new component: the pose of new frames in the map is unknown."""
-        self._close()
+        self.begin_submap()
         self.components_of_scene.begin(self.all_submaps().values())
 
     def merge_components(self, tied: Iterable[tuple[int, int]]) -> None:
@@ -362,7 +362,7 @@ class SubmapStore:
     def _submap_for(self, frame: LocalFrame) -> Submap:
         submap = self.newest
         if submap is None or (frame.keyframe and self._is_full(submap)):
-            self._close()
+            self.begin_submap()
             begin = self.table.T_map_camera(frame.T_local_camera)
             submap = Submap(self._next, self._chain, begin)
             submap.component = self.components_of_scene.current

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections import Counter, deque
 from collections.abc import Sequence
 
@@ -16,6 +17,7 @@ from scipy.spatial.transform import Rotation
 
 from da3_ros.config import PipelineConfig
 from da3_ros.geometry.poses import invert_pose
+from da3_ros.inertial.gyro_turns import GyroTurns
 from da3_ros.mapping.covariance import motion
 from da3_ros.mapping.frames import LocalFrame
 from da3_ros.mapping.loop_candidates import see_same_surface
@@ -31,6 +33,9 @@ from da3_ros.types import Array, Prediction, TrackedFrame, View, Window, WindowE
 log = logging.getLogger(__name__)
 
 
+# A gap is bridged by the gyro if the camera has moved by no more than this share of the depth.
+MOST_UNSEEN = 0.12
+UNIT_SIGMA = 0.1  # relative, of the unit of a window that shares no view with the one before
 LOST = "lost"  # the cause of views that show something, but nothing known
 UNCERTAIN = "uncertain"  # of views of which the network is far less certain than usual
 REFUSED = "refused"  # of views whose window fits neither the scene nor its tracks
@@ -41,10 +46,11 @@ class BlindFrames:
 
     def __init__(
         self, config: PipelineConfig, odometry: WindowOdometry, refinement: WindowRefinement,
-        scene_map: SceneMap, counters: Counter[str],
+        scene_map: SceneMap, gyro: GyroTurns, counters: Counter[str],
     ) -> None:  # fmt: skip
-        self.config, self.counters = config, counters
+        self.config, self.counters, self._gyro = config, counters, gyro
         self._odometry, self._refinement, self._map = odometry, refinement, scene_map
+        self._lost_because = ""  # why the newest gap could not be followed
         self.sight = Sight(counters)
 
     def reconfigure(self, config: PipelineConfig) -> None:
@@ -123,12 +129,30 @@ class BlindFrames:
             return False
         if not self._has_gap(window):
             return False
-        self._note_lost("has no earlier view to compare with")
+        self._lost_because = "has no earlier view to compare with"
         return True
 
-    def _note_lost(self, why: str) -> None:
-        log.warning("the camera sees again, but %s: a new chain begins", why)
+    def report_lost(self) -> None:
+        """Logs and counts that a new chain begins."""
+        log.warning("the camera sees again, but %s: a new chain begins", self._lost_because)
         self.counters["sight_not_found"] += 1
+
+    def bridge(self, view: View) -> Bridge | None:
+        """Returns what is known of the gap from the last placed view of a camera to a new one that
+        shows nothing known; None: too little, so that its pose is unknown.
+
+        The gyro knows the rotation; the position is the held one, which must be nearly right.
+        """
+        last = self.sight.last(view.camera)
+        turn = None if last is None else self._gyro.turn(last.id, view.id)
+        source = self._map.scale.source
+        if last is None or turn is None or source.declared_by or self._map.localizes:
+            return None
+        seconds = (view.stamp_ns - last.stamp_ns) / 1e9
+        share = self.sight.unseen_share(view.camera, seconds)
+        if not 0 < seconds <= self.config.imu.bridge_s or share > MOST_UNSEEN:
+            return None
+        return Bridge(last.id, seconds, np.square([UNIT_SIGMA, turn[1], share]))
 
     def _has_gap(self, window: Window) -> bool:
         return self.sight.has_gap and not self._odometry.prior.leads_poses(window)
@@ -164,13 +188,13 @@ class BlindFrames:
         newest = None if prediction.descriptor is None else prediction.descriptor[-1]
         if not self.sight.note_failure(newest):
             return False
-        self._note_lost("none of its keyframes")
+        self._lost_because = "none of its keyframes"
         return True
 
     def keep_odometry(self, frame: LocalFrame) -> None:
         """Keeps odometry from jumping at the first frame after a gap; call before the frame's pose
         is noted."""
-        held = self._odometry.newest.get(frame.camera)
+        held = self._held(frame.camera, frame.id)
         if held is None or not frame.is_reference or not self.sight.was_blind:
             return
         if self._odometry.prior.replaces_poses:  # the robot knows how it has moved
@@ -191,7 +215,7 @@ class BlindFrames:
         T_prior = self._odometry.prior.pose(view)
         T = T_prior
         if T is None and last is not None:  # else a loaded scene has a pose, of another time
-            T = self.sight.held_pose(view.camera, poses)
+            T = self._held(view.camera, view.id)
         unknown = np.full(view.image.shape[:2], np.nan, np.float32)
         frame = LocalFrame(
             # A held pose is that of the last frame, also where a window refines it later.
@@ -217,6 +241,32 @@ class BlindFrames:
                 in_odom = in_map = None
             out = dataclasses.replace(out, covariance_odom=in_odom, covariance_map=in_map)
         return dataclasses.replace(out, id=view.id, blind=prepared.blind)
+
+    def _held(self, camera: str, id: int) -> Array | None:
+        """Returns ``T_local_camera`` [4, 4] of a camera that sees nothing, at its view ``id``: its
+        last pose, moved as another camera of the rig, else turned as the gyro says."""
+        poses, last = self._odometry.newest, self.sight.last(camera)
+        T = self.sight.held_pose(camera, poses)
+        if T is None or last is None or T is not poses[camera]:
+            return T
+        turn = self._gyro.turn(last.id, id)
+        return T if turn is None else turned(T, turn[0])
+
+
+def turned(T: Array, R: Array) -> Array:
+    """Returns a pose [4, 4] with its camera turned by R [3, 3], at the same position."""
+    out = T.copy()
+    out[:3, :3] = T[:3, :3] @ R
+    return out
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Bridge:
+    """A gap after which a camera shows nothing known, and what is known of its motion."""
+
+    last: int  # id of the last placed view
+    seconds: float
+    variance: Array  # [3] of log scale, rotation, and position over the depth
 
 
 def _known_K(view: View, last: TrackedFrame | None) -> Array:
@@ -376,6 +426,16 @@ class Sight:
         """Whether windows usually have enough tracks, so that a window without is unusual."""
         refined = self._refined
         return len(refined) >= FEWEST and sum(refined) >= USUAL_SHARE * len(refined)
+
+    @property
+    def last_views(self) -> list[int]:
+        """The ids of the newest placed view of each camera."""
+        return [one.last.id for one in self._cameras.values() if one.last is not None]
+
+    def unseen_share(self, camera: str, seconds: float) -> float:
+        """Returns how far a camera may have moved unseen, over the depth (standard deviation)."""
+        one = self._camera(camera)
+        return math.sqrt(float(one.unseen_motion(seconds)[0, 0])) / one.depth
 
     def last(self, camera: str) -> TrackedFrame | None:
         """Returns the newest placed frame of a camera, without its images; None: none yet."""

@@ -8,15 +8,20 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
+from scipy.spatial.transform import Rotation
 
 from da3_ros.geometry.poses import is_pose
 from da3_ros.geometry.similarity import Similarity
+from da3_ros.inertial.gyro_turns import GyroTurns
 from da3_ros.mapping.alignment import Alignment
 from da3_ros.scale_sources.depth_consistency import SHORTEST_M, fit_unit
 from da3_ros.sensors.pose_prior import UNKNOWN
 from da3_ros.types import Array, ScaleMeasurement, View, Window, WindowEstimate
 
 Item = TypeVar("Item")
+# A network's rotation between two views is refused if it is farther from the gyro's than this
+# many standard deviations, of which its own is as large, rad.
+REFUSED, NETWORK_SIGMA = 3.0, 0.02
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +60,26 @@ def views_with_poses(
     known = [item for item in shared if view_of(item).T_prior_camera is not None]
     whole = all(view.T_prior_camera is not None for view in new)
     return known if whole and 2 * len(known) >= len(shared) > 0 else shared
+
+
+def turned_by_gyro(window: Window, estimate: WindowEstimate, gyro: GyroTurns) -> WindowEstimate:
+    """Returns the estimate in which a new view has turned as the gyro says since its camera's view
+    before, where the network says something else; positions stay."""
+    poses = estimate.T_window_camera.copy()
+    last: dict[str, int] = {}
+    for k in sorted(range(len(window.views)), key=lambda k: window.views[k].id):
+        view = window.views[k]
+        before, last[view.camera] = last.get(view.camera), k
+        if k < len(window.views) - window.new or before is None:
+            continue
+        turn = gyro.turn(window.views[before].id, view.id)
+        if turn is None:
+            continue
+        R = poses[before, :3, :3] @ turn[0]
+        apart = Rotation.from_matrix(R.T @ poses[k, :3, :3]).magnitude()
+        if apart > REFUSED * math.hypot(NETWORK_SIGMA, turn[1]):
+            poses[k, :3, :3] = R
+    return replace(estimate, T_window_camera=poses)
 
 
 def with_prior_poses(

@@ -201,6 +201,15 @@ class SceneMap(MapListener):
         # In a read-only map it is looked for everywhere: it may have been carried.
         self.loops.start_chain(lost=bool(newest) and not self.localizes)
 
+    def begin_bridge(self, variance: Array) -> None:
+        """Goes on in a new submap after a gap in which the camera was not seen to move.
+
+        variance: [3] of the motion: log scale, rotation, and position over the depth.
+        """
+        self.submaps.begin_submap()
+        self.loops.add_gap(variance)
+        self.scale.doubt()
+
     def restore(self, saved: Snapshot) -> None:
         """Begins with a saved scene."""
         self.forget()

@@ -77,6 +77,12 @@ class WindowOdometry:
         self._clear_overlap_views()
         self.newest = newest
 
+    def forget_views(self) -> None:
+        """Forgets the overlap views: the next window begins where the cameras' newest poses are
+        set to, with an unknown covariance."""
+        self._clear_overlap_views()
+        self.uncertainty.start_chain(known=False)
+
     def expect_unit(self, unit: float) -> None:
         """Sets the assumed unit of the next window: of odometry, per network unit."""
         self.unit = unit

@@ -14,6 +14,7 @@ import numpy as np
 from da3_ros.config import PipelineConfig
 from da3_ros.geometry.poses import spread
 from da3_ros.geometry.projection import resize_K
+from da3_ros.inertial.gyro_turns import GyroTurns
 from da3_ros.keyframe_store.keyframe import NO_TRACKS as NO_STORED_TRACKS
 from da3_ros.keyframe_store.keyframe import Tracks as StoredTracks
 from da3_ros.mapping.alignment import Alignment
@@ -52,12 +53,14 @@ class WindowRefinement:
     """Owns the refiner; applies its results to odometry."""
 
     def __init__(
-        self, config: PipelineConfig, counters: Counter[str], limits: SolverLimits | None = None
-    ) -> None:
-        """limits: None: chosen for ``refinement.max_ms``, by measurement."""
+        self, config: PipelineConfig, counters: Counter[str], limits: SolverLimits | None = None,
+        gyro: GyroTurns | None = None,
+    ) -> None:  # fmt: skip
+        """limits: None: chosen for ``refinement.max_ms``, by measurement. gyro: how the cameras
+        turn; None: unknown."""
         self.config, self.counters = config, counters
         self.limits = limits or chosen_limits(config)
-        self.refiner = WindowRefiner(self.limits)
+        self.refiner = WindowRefiner(self.limits, gyro=gyro)
         self._limit = TimeLimit(0.0)
         self.seconds = 0.0  # that the newest window's refinement has taken
         self.skipped = False  # whether there was no time to look for tracks in it

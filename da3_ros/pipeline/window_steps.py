@@ -17,19 +17,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from da3_ros.config import PipelineConfig
+from da3_ros.geometry.poses import invert_pose
 from da3_ros.geometry.projection import resize_K
 from da3_ros.geometry.similarity import Similarity
+from da3_ros.inertial.gyro_turns import GyroTurns
 from da3_ros.mapping.covariance import UNMEASURED
 from da3_ros.mapping.depth_filter import STEP
 from da3_ros.mapping.graph_solution import Correction
 from da3_ros.mapping.map_table import NO_SUBMAP, MapListener, OverlapView
 from da3_ros.mapping.pose_hint import PoseHint
 from da3_ros.mapping.resizing import Cut
-from da3_ros.pipeline.blind_frames import REFUSED, BlindFrames
+from da3_ros.pipeline.blind_frames import REFUSED, BlindFrames, Bridge, turned
 from da3_ros.pipeline.delivery import UNPLACED, PlacedWindow, report_of, tracked_frame
 from da3_ros.pipeline.keyframe_recording import KeyframeData
 from da3_ros.pipeline.place_features import PlaceFeatures
-from da3_ros.pipeline.pose_conditioning import unit_by_prior
+from da3_ros.pipeline.pose_conditioning import turned_by_gyro, unit_by_prior
 from da3_ros.pipeline.scene_map import SceneMap
 from da3_ros.pipeline.window_builder import ImageFormat, PreparedView, WindowBuilder
 from da3_ros.pipeline.window_inference import WindowInference, without_invalid_depth
@@ -73,9 +75,13 @@ class WindowSteps(MapListener):
         self.odometry = WindowOdometry(config, error, counters, self.scene_map.table)
         self.places = PlaceFeatures()
         self.scene_map.table.listeners.extend((self, self.places))
-        self.refinement = WindowRefinement(config, counters, limits)
+        self.gyro = GyroTurns()
+        self._bridged: Bridge | None = None  # a gap, until the first window after it
+        self.refinement = WindowRefinement(config, counters, limits, self.gyro)
         self.pose_search = PoseSearch()
-        self.blind = BlindFrames(config, self.odometry, self.refinement, self.scene_map, counters)
+        self.blind = BlindFrames(
+            config, self.odometry, self.refinement, self.scene_map, self.gyro, counters
+        )
 
     def reconfigure(self, config: PipelineConfig) -> None:
         """Sets the parameters that may change between windows."""
@@ -96,6 +102,8 @@ class WindowSteps(MapListener):
         fails.
         """
         taken = self.builder.take()
+        for prepared in taken:
+            self.gyro.add(prepared.view)
         closed = self.scene_map.close_loop()
         metre = self.scene_map.adjust(self.refinement.metre, self.odometry.chain)
         self.refinement.take_metre(metre)
@@ -127,8 +135,11 @@ class WindowSteps(MapListener):
             yield from self._deliver_unposed(new, window, prediction, start)
             return
         if self.blind.is_unrelated(window, shared):
-            self.start_chain(self.odometry.newest)
+            self._go_on_elsewhere(new[0].view)
+        if not shared:
+            self._end_bridge(new[0].view)
         estimate = self.refinement.calibrated(window, new, WindowEstimate.of(prediction))
+        estimate = turned_by_gyro(window, estimate, self.gyro)
         estimate, cause = self.blind.judge(window, shared, new, estimate)
         if cause:
             yield from self._deliver_untrusted(new, prediction, cause)
@@ -206,6 +217,8 @@ class WindowSteps(MapListener):
         if placed.refined is not None:
             self.scene_map.adopt(placed.refined)  # the unit, in which its poses are
             self.odometry.apply_refinement(placed.refined)
+            self.gyro.learn(window.views, placed.refined.views.poses)
+            self._report_gyro()
         self.odometry.report_refusal(window)
         if self.blind.sight.attempts:  # found by keyframes: the newest views are elsewhere
             self.odometry.overlap_views.forget_newest()
@@ -226,6 +239,7 @@ class WindowSteps(MapListener):
         self.scene_map.carve_floor()
         self.odometry.finish_window()
         self.refinement.keep(self.scene_map.table)
+        self.gyro.keep({*self.scene_map.table.shared, *self.blind.sight.last_views})
         if self.odometry.is_lost:
             log.warning(
                 "%d windows in a row do not fit: a new chain begins", self.odometry.refused
@@ -318,7 +332,50 @@ class WindowSteps(MapListener):
         for prepared in new:
             yield self._deliver_blind(dataclasses.replace(prepared, blind=cause))
         if self.blind.gives_up(cause, prediction):
+            self._go_on_elsewhere(new[-1].view)
+
+    def _go_on_elsewhere(self, view: View) -> None:
+        """Goes on where no earlier view is seen: where the camera has turned to by the gyro, if it
+        has hardly moved, else in a new chain."""
+        bridge = self.blind.bridge(view)
+        if bridge is None:
+            self.blind.report_lost()
             self.start_chain(self.odometry.newest)
+            return
+        log.info(
+            "the camera sees other things than %.1f s before: it goes on where the gyro says",
+            bridge.seconds,
+        )
+        self.counters["gaps_bridged"] += 1
+        self._bridged = bridge
+        self.odometry.forget_views()
+        self.scene_map.begin_bridge(bridge.variance)
+        self.refinement.refiner.restart()
+        self.blind.sight.end_gap()
+
+    def _end_bridge(self, view: View) -> None:
+        """Turns the cameras' newest poses as the gyro says, before the first window after a gap,
+        whose first new view is ``view``."""
+        bridge, self._bridged = self._bridged, None
+        turn = None if bridge is None else self.gyro.turn(bridge.last, view.id)
+        before = self.odometry.newest.get(view.camera)
+        if turn is None or before is None:
+            return
+        after = turned(before, turn[0])
+        self.odometry.newest = {
+            camera: after @ invert_pose(before) @ T for camera, T in self.odometry.newest.items()
+        }
+
+    def _report_gyro(self) -> None:
+        """Says once if the gyro's rotations are not those of the camera."""
+        camera = self.gyro.contradicted()
+        self.counters["gyro_contradicted"] += camera is not None
+        if camera is not None and self.counters["gyro_contradicted"] == 1:
+            log.warning(
+                "imu: its rotations are not those of the camera%s, and are not used: check the "
+                "transform from the camera to the IMU (camera frames: z forward, x right), "
+                "imu.time_offset_s and its unit (rad/s)", f" {camera}" if camera else "",
+            )  # fmt: skip
 
     def _deliver_blind(self, prepared: PreparedView) -> TrackedFrame:
         return self._at_published_size(self.blind.frame(prepared), prepared)
@@ -378,6 +435,7 @@ class WindowSteps(MapListener):
 
         newest: as in ``WindowOdometry.start_chain``.
         """
+        self._bridged = None
         self.scene_map.start_chain(newest)
         self.odometry.start_chain(newest)
         self.refinement.refiner.restart()

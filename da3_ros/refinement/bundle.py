@@ -21,9 +21,9 @@ from scipy.spatial.transform import Rotation
 
 from da3_ros.types import Array
 
-# Measured relative poses of views: priors of a bundle, by network, robot and rig.
+# Measured relative poses of views: priors of a bundle, by network, robot, rig and gyro.
 
-NETWORK, ROBOT, RIG = range(3)  # who has measured a relative pose
+NETWORK, ROBOT, RIG, GYRO = range(4)  # who has measured a relative pose
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class PosePriors:
     second: Array  # [P] the same of another view, int
     T_first_second: Array  # [P, 4, 4], units of local
     root: Array  # [P, 6, 6] root of the inverse covariance of the errors; 0: unknown
-    source: Array  # [P] NETWORK, ROBOT or RIG
+    source: Array  # [P] NETWORK, ROBOT, RIG or GYRO
 
     @staticmethod
     def isotropic(

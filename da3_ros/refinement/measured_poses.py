@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 from scipy.sparse.csgraph import connected_components
 
 from da3_ros.geometry.poses import invert_pose
-from da3_ros.refinement.bundle import RIG, ROBOT, Bundle, Metre, PosePriors, pose_prior_terms
+from da3_ros.inertial.gyro_turns import turn_between
+from da3_ros.refinement.bundle import GYRO, RIG, ROBOT, Bundle, Metre, PosePriors, pose_prior_terms
 from da3_ros.refinement.track_noise import PoseNoise
 from da3_ros.refinement.tracked_view import MeasuredPose, TrackedView
 from da3_ros.types import Array
@@ -28,6 +29,7 @@ UNMEASURED = 1e3  # variances from here on mean: this axis is not measured
 # distance and of its direction; metres, at least. Rectified pairs are 1 to 2 degrees off.
 RIG_ALONG, RIG_ACROSS, RIG_FLOOR_M = 0.003, 0.03, 0.0005
 UNKNOWN_METRE = Metre(0.0, math.inf)
+LEAST_TURN_SIGMA = 5e-4  # rad, of a rotation by the gyro: stamps and mount are not exact
 KNOWN = 1e-4  # standard deviation of the logarithm of a metre that is kept
 SETTLED = 0.02  # standard deviation of the metre's logarithm up to which it is known well
 # Of most framesets, rad and over distance, with which a rig is declared wrongly.
@@ -52,7 +54,7 @@ def measured_poses(
     views: Sequence[TrackedView], units: float, noise: Mapping[int, PoseNoise], depth: float
 ) -> PosePriors:
     """Returns the relative poses of a window's views, by view id: those by the robot in local,
-    those by the rig in metres.
+    those by the rig in metres, and rotations by the gyro.
 
     units: of local per metre; NaN: unknown, so that only the robot's rotations count. noise: of
     ROBOT and RIG, as tracks have found it. depth: typical one, units of local.
@@ -74,7 +76,22 @@ def measured_poses(
         T[:3, 3] *= scale
         ends = np.array([a.id]), np.array([b.id])
         out.append(PosePriors(*ends, T[None], root[None], np.array([ROBOT])))
-    return PosePriors.joined(out)
+    return PosePriors.joined([*out, *_gyro_priors(ordered)])
+
+
+def _gyro_priors(views: Sequence[TrackedView]) -> Iterator[PosePriors]:
+    """Yields the rotations by the gyro between consecutive views of each camera."""
+    last: dict[str, TrackedView] = {}
+    for b in views:
+        a, last[b.camera] = last.get(b.camera), b
+        turn = None if a is None else turn_between(a.measured.gyro, b.measured.gyro)
+        if a is None or turn is None:
+            continue
+        T, root = np.eye(4), np.zeros((6, 6))
+        T[:3, :3] = turn[0]
+        root[:3, :3] = np.eye(3) / math.hypot(turn[1], LEAST_TURN_SIGMA)
+        ends = np.array([a.id]), np.array([b.id])
+        yield PosePriors(*ends, T[None], root[None], np.array([GYRO]))
 
 
 def is_one_frameset(a: MeasuredPose, b: MeasuredPose) -> bool:

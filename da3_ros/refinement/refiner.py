@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from da3_ros.geometry.poses import nearest_rotation
 from da3_ros.geometry.similarity import Similarity
+from da3_ros.inertial.gyro_turns import GyroTurns
 from da3_ros.refinement.bundle import NETWORK, PosePriors
 from da3_ros.refinement.direct_alignment import WIDTH as ALIGNED_WIDTH
 from da3_ros.refinement.direct_alignment import AlignmentImage
@@ -79,9 +80,12 @@ NO_TRACKS = TrackSupport(0, False, float("nan"))
 class WindowRefiner:
     """Refines windows; owns the sliding graph of the current chain."""
 
-    def __init__(self, limits: SolverLimits, *, direct: bool = True) -> None:
-        """direct: whether views with few tracks are aligned by brightness and edges."""
-        self.direct = direct
+    def __init__(
+        self, limits: SolverLimits, *, direct: bool = True, gyro: GyroTurns | None = None
+    ) -> None:
+        """direct: whether views with few tracks are aligned by brightness and edges. gyro: how
+        the cameras turn; None: unknown."""
+        self.direct, self.gyro = direct, gyro or GyroTurns()
         self.detector = FeatureDetector(limits.features, limits.pixels)
         self._detected: tuple[Image, NDArray[np.bool_] | None, Features] | None = None
         self.graph = SlidingGraph(limits.tracks, limits.steps)
@@ -219,8 +223,9 @@ class WindowRefiner:
         T = S.pose(estimate.T_window_camera[k])
         T[:3, :3] = nearest_rotation(T[:3, :3])
         measured = MeasuredPose(
-            view.T_prior_camera, view.prior_variance, view.T_rig_camera, view.frameset
-        )
+            view.T_prior_camera, view.prior_variance, view.T_rig_camera, view.frameset,
+            self.gyro.pose(view.id),
+        )  # fmt: skip
         small = None
         if self.direct and image.image.shape[1] >= ALIGNED_WIDTH:  # else edges are too coarse
             small = AlignmentImage.of(image.image, image.usable, np.float32(S.scale) * depth)
@@ -236,7 +241,7 @@ class WindowRefiner:
         self, ids: list[int], new: int, estimate: WindowEstimate, S: Similarity
     ) -> PosePriors:
         """Returns the motions from view to view, in the order of views' ids: by the network, and
-        by robot and rig if they know any.
+        by robot, rig and gyro if they know any.
 
         ids: of the window's views, the last ``new`` of which were not refined before.
         """

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from da3_ros.geometry.projection import resize_K
+from da3_ros.inertial.gyro_turns import GyroPose
 from da3_ros.refinement.direct_alignment import AlignmentImage
 from da3_ros.refinement.edge_points import EdgePoints
 from da3_ros.refinement.features import Features
@@ -73,13 +74,14 @@ def extend_tracks(
 
 @dataclass(frozen=True, eq=False)
 class MeasuredPose:
-    """A view's pose by the robot and by its rig, metres."""
+    """A view's pose by the robot and by its rig, metres, and its orientation by a gyro."""
 
     T_prior_camera: Array | None = None  # [4, 4]; None: unknown
     # [6] of position, m^2, and rotation, rad^2, in the axes of the prior's frame; NaN: unknown
     prior_variance: Array | None = None
     T_rig_camera: Array | None = None  # [4, 4]; None: unknown
     frameset: int = -1  # equal for views of one frameset
+    gyro: GyroPose | None = None  # None: unknown
 
 
 UNPLACED = np.full((4, 4), np.nan)
