@@ -40,7 +40,7 @@ ARGUMENTS = [
     DeclareLaunchArgument(
         "walk",
         default_value="loop",
-        choices=["loop", "straight", "spot", "handheld", "still", "strafe"],
+        choices=["loop", "straight", "spot", "handheld", "still", "strafe", "carried", "drone"],
         description="path of the synthetic camera",
     ),
     DeclareLaunchArgument(

@@ -79,4 +79,4 @@ def _run_synth_bag(options: argparse.Namespace) -> int:
 
 
 def _walks() -> tuple[str, ...]:
-    return ("loop", "straight", "spot", "handheld", "still", "strafe")
+    return ("loop", "straight", "spot", "handheld", "still", "strafe", "carried", "drone")

@@ -14,10 +14,12 @@ import numpy as np
 from da3_ros.synthetic.rooms import Room, clearance, view_distance
 from da3_ros.types import Array
 
-WALKS = ("loop", "straight", "spot", "handheld", "still", "strafe")
+WALKS = ("loop", "straight", "spot", "handheld", "still", "strafe", "carried", "drone")
 CLEARANCE_M = 0.3  # least distance of the camera from any surface
 _CANDIDATES = 96
 _SHAKE_M, _SHAKE_RAD = 0.012, 0.015  # amplitudes of a steady hand
+_STEP_HZ = 1.9  # steps of a person who walks
+_GRAVITY = 9.81  # m/s^2
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,9 @@ def make_walk(
     Args:
         kind: ``straight`` looks roughly ahead; ``strafe`` sideways; ``spot`` turns in place;
             ``loop`` ends at its first pose, with a full rotation if there are enough frames;
-            ``handheld`` is a slow curve with shake; ``still`` is one pose.
+            ``handheld`` is a slow curve with shake; ``still`` is one pose; ``carried`` is a
+            walking person who sweeps the camera around; ``drone`` accelerates and brakes in all
+            directions and tilts as it does.
         frames: number of poses.
         seed: random seed of start and motion.
         pace: speed limits. With few frames walks are short, never fast.
@@ -218,6 +222,60 @@ def _shake(time: _WalkTime, rng: np.random.Generator, step: float, amplitude: fl
     return min(amplitude, step / np.sqrt(3.0) / steepest) * wave
 
 
+def _carried(start: _Start, time: _WalkTime, rng: np.random.Generator, shrink: float) -> _Path:
+    length = shrink * min(time.reach_m(0.3), rng.uniform(0.5, 2.5))
+    turn = min(time.reach_rad(0.3), 2.5) * rng.choice([-1.0, 1.0])
+    heading = start.yaw + rng.uniform(-np.pi, np.pi)
+    position, yaw = _line(start, time, heading, length, 0.0)
+    path = _level(start, position, yaw + turn * time.ease())
+    arm = _waves(time, rng, 0.35 * time.pace.step_m, (0.4, 0.9))
+    feet = _waves(time, rng, 0.25 * time.pace.step_m, (_STEP_HZ, _STEP_HZ), 0.02)
+    look = _waves(time, rng, 0.4 * time.pace.turn_rad, (0.3, 0.8), 0.15)
+    return _Path(
+        path.position + shrink * (arm + feet),
+        path.yaw + look[:, 0],
+        path.pitch + look[:, 1],
+        path.roll + look[:, 2],
+    )
+
+
+def _drone(start: _Start, time: _WalkTime, rng: np.random.Generator, shrink: float) -> _Path:
+    turn = min(time.reach_rad(0.3), 2.5) * rng.choice([-1.0, 1.0])
+    yaw = start.yaw[:, None] + turn * time.ease()
+    fast = _waves(time, rng, 0.45 * time.pace.step_m, (0.25, 0.7))
+    slow = _waves(time, rng, 0.45 * time.pace.step_m, (0.12, 0.25))
+    away = shrink * (fast + slow - fast[0] - slow[0])
+    path = _level(start, start.position[:, None] + away, yaw)
+    # Thrust is along the drone's own vertical, so that it tilts by acceleration over gravity.
+    push = shrink * _accelerations(fast + slow, time)
+    tilt = [np.einsum("ni,cni->cn", push, _directions(yaw + side)) for side in (0.0, np.pi / 2)]
+    steepest = np.abs(np.diff(tilt, axis=-1)).max(initial=0.0) / _GRAVITY
+    tilted = min(1.0, 0.3 * time.pace.turn_rad / max(steepest, 1e-9)) / _GRAVITY
+    return _Path(path.position, yaw, path.pitch - tilted * tilt[0], path.roll - tilted * tilt[1])
+
+
+def _waves(
+    time: _WalkTime, rng: np.random.Generator, step: float, hertz: tuple[float, float],
+    most: float = np.inf,
+) -> Array:  # fmt: skip
+    """Three sine waves [N, 3] of frequencies in ``hertz`` that together change by less than
+    ``step`` per frame, with amplitudes up to ``most``."""
+    t = np.arange(time.frames) / time.pace.rate_hz
+    frequency = np.minimum(rng.uniform(*hertz, 3), time.pace.rate_hz / 5)
+    phase = rng.uniform(0.0, 2.0 * np.pi, 3)
+    steepest = 2.0 * np.pi * frequency / time.pace.rate_hz
+    amplitude = np.minimum(step / np.sqrt(3.0) / steepest, most)
+    return np.asarray(amplitude * np.sin(2.0 * np.pi * frequency * t[:, None] + phase))
+
+
+def _accelerations(position: Array, time: _WalkTime) -> Array:
+    """Second derivative [N, 3] of positions [N, 3], m/s^2; zero for fewer than three."""
+    if len(position) < 3:
+        return np.zeros_like(position)
+    step = 1 / time.pace.rate_hz
+    return np.asarray(np.gradient(np.gradient(position, step, axis=0), step, axis=0))
+
+
 _MOTIONS: dict[str, _Motion] = {
     "loop": _loop,
     "straight": _straight,
@@ -225,6 +283,8 @@ _MOTIONS: dict[str, _Motion] = {
     "handheld": _handheld,
     "still": _still,
     "strafe": _strafe,
+    "carried": _carried,
+    "drone": _drone,
 }
 
 

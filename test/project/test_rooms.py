@@ -14,7 +14,7 @@ SHARED = {"config", "parameter_schema", "types"}
 # What ``config`` imports to list the choices of parameters: tables that import nothing themselves.
 TABLES = {"da3_ros.backends", "da3_ros.scale_sources"}
 # Rooms that are below ``config`` for that, and may not import it.
-BELOW_CONFIG = {"backends", "network", "scale_sources", "splats", "geometry"}
+BELOW_CONFIG = {"backends", "network", "scale_sources", "splats", "geometry", "inertial"}
 # A room, and the rooms that it may import; all others than those below it may import config, and
 # all what else is shared.
 ROOMS = {
@@ -55,12 +55,12 @@ ROOMS = {
     "navigation": {"geometry", "mapping"},
     "export": {"derived", "geometry", "keyframe_store", "mapping", "navigation", "splats"},
     "derived": {"geometry"},
-    "synthetic": {"geometry", "inference", "mapping", "sensors"},
+    "synthetic": {"geometry", "inertial", "inference", "mapping", "sensors"},
     "inference": {"backends", "derived", "geometry", "network", "scale_sources"},
     "backends": {"network"},
-    "sensors": {"geometry", "scale_sources"},
+    "sensors": {"geometry", "inertial", "scale_sources"},
     "mapping": {"geometry", "keyframe_store", "scale_sources"},
-    "scale_sources": {"geometry"},
+    "scale_sources": {"geometry", "inertial"},
     "refinement": {"geometry", "inertial"},
     "keyframe_store": {"geometry", "splats"},
     "inertial": {"geometry"},
