@@ -18,8 +18,9 @@ from da3_ros.types import Array, ImuStretch, View
 
 # Standard deviations: of white noise, rad / sqrt(s), the double of a consumer chip's; of the scale
 # factor and of the mount, per angle; of the bias that nothing is known of, and its walk,
-# rad/s / sqrt(s); of a rotation by tracks, rad.
-WHITE, SCALE_FACTOR, FIRST_BIAS, BIAS_WALK, BY_TRACKS = 3e-4, 0.01, 0.02, 1e-4, 0.003
+# rad/s / sqrt(s); of a rotation by tracks, and by a network alone, rad.
+WHITE, SCALE_FACTOR, FIRST_BIAS, BIAS_WALK = 3e-4, 0.01, 0.02, 1e-4
+BY_TRACKS, BY_NETWORK = 0.003, 0.015
 MEMORY = 0.998  # share of what is known of the agreement that stays at the next pair of views
 TURNED = 0.2  # rad, of pairs together, that show whether the gyro agrees
 AGREES, DISAGREES = 0.2, 0.5  # error over rotation, root mean squares
@@ -82,20 +83,20 @@ class _Gyro:
             R = R @ turn
         return R, float(np.sum(np.linalg.norm(step * middle, axis=1)))
 
-    def compare(self, a: GyroPose, b: GyroPose, R_seen: Array) -> None:
-        """Learns from the rotation [3, 3] between two views by tracks."""
+    def compare(self, a: GyroPose, b: GyroPose, R_seen: Array, sigma: float) -> None:
+        """Learns from the rotation [3, 3] between two views; sigma: of each one's, rad."""
         turn = turn_between(a, b)
         seconds = b.time_s - a.time_s
         if turn is None or seconds <= 0:
             return
         difference = Rotation.from_matrix(turn[0].T @ R_seen).as_rotvec()
         seen = float(Rotation.from_matrix(R_seen).magnitude())
-        # A difference as large as tracks are wrong says nothing against the gyro.
-        missed = max(0.0, float(np.linalg.norm(difference)) - BY_TRACKS)
+        # A difference as large as the poses are wrong says nothing against the gyro.
+        missed = max(0.0, float(np.linalg.norm(difference)) - sigma)
         self.turned = MEMORY * self.turned + seen**2
         self.missed = MEMORY * self.missed + missed**2
         self.angle += seen
-        gain = self.variance / (self.variance + 2 * (BY_TRACKS / seconds) ** 2)
+        gain = self.variance / (self.variance + 2 * (sigma / seconds) ** 2)
         bias = self.bias - gain * difference / seconds
         self.bias = bias * min(1.0, MAX_BIAS / max(float(np.linalg.norm(bias)), 1e-12))
         self.variance *= 1 - gain
@@ -148,11 +149,14 @@ class GyroTurns:
         """Returns the camera whose rotations the gyro contradicts; None: of none."""
         return next((c for c, g in self._gyros.items() if g.share > DISAGREES), None)
 
-    def learn(self, views: Iterable[View], poses: Mapping[int, Array]) -> None:
+    def learn(
+        self, views: Iterable[View], poses: Mapping[int, Array], *, by_tracks: bool = True
+    ) -> None:
         """Compares the rotations between each camera's newest two views that have poses.
 
-        poses: [4, 4] by tracks, by id.
+        poses: [4, 4] by id. by_tracks: else by a network alone.
         """
+        sigma = BY_TRACKS if by_tracks else BY_NETWORK
         by_camera: dict[str, list[int]] = {}
         for view in views:
             if view.id in poses and view.id in self._poses:
@@ -161,4 +165,4 @@ class GyroTurns:
             for first, second in itertools.pairwise(sorted(ids)[-2:]):
                 R = poses[first][:3, :3].T @ poses[second][:3, :3]
                 a, b = self._poses[first][1], self._poses[second][1]
-                self._gyros[camera].compare(a, b, R)
+                self._gyros[camera].compare(a, b, R, sigma)

@@ -217,8 +217,7 @@ class WindowSteps(MapListener):
         if placed.refined is not None:
             self.scene_map.adopt(placed.refined)  # the unit, in which its poses are
             self.odometry.apply_refinement(placed.refined)
-            self.gyro.learn(window.views, placed.refined.views.poses)
-            self._report_gyro()
+        self._teach_gyro(placed)
         self.odometry.report_refusal(window)
         if self.blind.sight.attempts:  # found by keyframes: the newest views are elsewhere
             self.odometry.overlap_views.forget_newest()
@@ -366,8 +365,17 @@ class WindowSteps(MapListener):
             camera: after @ invert_pose(before) @ T for camera, T in self.odometry.newest.items()
         }
 
-    def _report_gyro(self) -> None:
-        """Says once if the gyro's rotations are not those of the camera."""
+    def _teach_gyro(self, placed: PlacedWindow) -> None:
+        """Compares the gyro with the poses of a window; says once if it contradicts them."""
+        window, poses = placed.window, None
+        if placed.refined is not None:
+            poses = placed.refined.views.poses
+        elif placed.alignment.accepted and not self.config.refinement.enabled:
+            T = placed.estimate.T_window_camera
+            poses = {view.id: T[k] for k, view in enumerate(window.views)}
+        if poses is None:
+            return
+        self.gyro.learn(window.views, poses, by_tracks=placed.refined is not None)
         camera = self.gyro.contradicted()
         self.counters["gyro_contradicted"] += camera is not None
         if camera is not None and self.counters["gyro_contradicted"] == 1:
