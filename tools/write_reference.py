@@ -33,6 +33,8 @@ INPUTS = (
     ("image", "sensor_msgs/msg/Image", "or `image/compressed`, a CompressedImage, with "
      "`image_transport: compressed`; depth 5, reliable if and only if every publisher offers it"),
     ("camera_info", "sensor_msgs/msg/CameraInfo", "beside `image` unless remapped; best effort"),
+    ("imu", "sensor_msgs/msg/Imu", "only with `imu.enabled`, or `level.source` or `scale.source` "
+     "`imu`; in m/s² with gravity and rad/s (REP-145); best effort, depth 1000"),
     ("odometry", "nav_msgs/msg/Odometry", "only with `pose_prior.source` or `scale.source` "
      "`odometry`; best effort, depth 50"),
     ("slam_path", "nav_msgs/msg/Path", "only with `pose_prior.corrections: path`: the whole "

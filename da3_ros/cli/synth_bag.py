@@ -43,6 +43,11 @@ def add_synth_bag(commands: Any) -> None:
         help="write the true poses to /tf too, like a robot with its own localization; then da3 "
         "adds no transform to the robot's tree",
     )  # fmt: skip
+    synth.add_argument(
+        "--imu", action="store_true",
+        help="write what an IMU on the first camera measures (/imu, 200 Hz), with the noise and "
+        "the biases of a consumer chip, and its mount",
+    )  # fmt: skip
     synth.add_argument("--force", action="store_true", help="replace an existing bag")
     synth.set_defaults(run=_run_synth_bag)
 
@@ -69,7 +74,7 @@ def _run_synth_bag(options: argparse.Namespace) -> int:
     try:
         text = write_synthetic_bag(
             options.output, rig if options.cameras else rig[""], storage=options.storage,
-            replace=options.force, tf=options.tf,
+            replace=options.force, tf=options.tf, imu=options.imu,
         )  # fmt: skip
     except RecordingError as error:
         sys.stderr.write(f"da3_ros: {error}\n")

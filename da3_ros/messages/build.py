@@ -411,6 +411,24 @@ def odometry(
     )
 
 
+def imu(
+    lib: MessageLibrary, stamp_ns: int, frame_id: str, gyro: Array, acceleration: Array
+) -> Any:
+    """sensor_msgs/Imu of one sample: rad/s and m/s^2, [3] each, and no orientation."""
+    unknown = np.zeros(9)
+    none = unknown.copy()
+    none[0] = -1.0  # sensor_msgs/Imu: not measured
+    return lib.type("sensor_msgs/msg/Imu")(
+        header=header(lib, stamp_ns, frame_id),
+        orientation=_rotation(lib, np.eye(3)),
+        orientation_covariance=none,
+        angular_velocity=_vector(lib, "Vector3", gyro),
+        angular_velocity_covariance=unknown,
+        linear_acceleration=_vector(lib, "Vector3", acceleration),
+        linear_acceleration_covariance=unknown,
+    )
+
+
 def path(
     lib: MessageLibrary, stamp_ns: int, frame_id: str, poses: Sequence[tuple[int, Array]]
 ) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 from collections import deque
@@ -171,10 +172,30 @@ class BagRecording(Recording):
 
         Raises RecordingError if there is no such topic, or if its type cannot be read.
         """
+        self._check_topic(topic)
+        return ((log_ns, message) for _, log_ns, message in self._read((topic,)))
+
+    def along(self, topic: str) -> Iterator[Any]:
+        """Yields the messages of a topic as ``messages``, with files of its own: it may be read
+        while the frames are."""
+        self._check_topic(topic)
+        return self._read_apart(topic)
+
+    def _read_apart(self, topic: str) -> Iterator[Any]:
+        bag = Bag(self.path)
+        try:
+            for _, _, kind, data in bag.messages({topic}):
+                with contextlib.suppress(
+                    MessageError
+                ):  # a gap, which is named by those who use it
+                    yield bag.types.deserialize(kind, data)
+        finally:
+            bag.close()
+
+    def _check_topic(self, topic: str) -> None:
         if topic not in {t.name for t in self._bag.topics}:
             names = ", ".join(sorted({t.name for t in self._bag.topics}))
             raise RecordingError(f"{self.path.name} has no topic {topic}: it has {names}")
-        return ((log_ns, message) for _, log_ns, message in self._read((topic,)))
 
     def topics_of(self, kind: str) -> list[str]:
         """Names of the topics with messages of type ``kind``."""

@@ -149,6 +149,11 @@ class Recording(abc.ABC):
         """
         raise RecordingError(f"{self.path.name} is not a bag: it has no topic {topic}")
 
+    def along(self, topic: str) -> Iterator[Any]:
+        """Yields the messages of a topic as ``messages``, with files of its own: it may be read
+        while the frames are."""
+        return (message for _, message in self.messages(topic))
+
     def topics_of(self, kind: str) -> list[str]:
         """Names of the topics with messages of type ``kind``; empty if it is not a bag."""
         return []

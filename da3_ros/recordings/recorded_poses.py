@@ -87,15 +87,15 @@ def imu_of_recording(
     if not uses_imu(config.pipeline):
         return None
     name = topic or _only(recording, IMU, "an IMU is to be used", "--imu")
-    messages = recording.messages(name)
+    messages = recording.along(name)
     log.info("imu: reading %s", name)
     return open_imu(config, transforms, ImuHistory(_samples(name, messages)))
 
 
-def _samples(topic: str, messages: Iterable[tuple[int, Any]]) -> Iterator[ImuSample]:
+def _samples(topic: str, messages: Iterable[Any]) -> Iterator[ImuSample]:
     """Yields the samples of a topic; logs each fault once."""
     known = set[str]()
-    for _, message in messages:
+    for message in messages:
         try:
             yield read_imu(message)
         except ImuError as error:

@@ -3,7 +3,8 @@
 Topics: `/camera/image_raw`, `/camera/camera_info`, `/truth/depth/image` and `/truth/odom` (frame
 `map`: the room, z up, metres). With several cameras their names replace `camera` and are added
 to the truth (`/truth/front/odom`); `/tf_static` holds the transforms from the first camera to the
-others. On request `/tf` holds the true poses of the first camera.
+others. On request `/tf` holds the true poses of the first camera, and `/imu` what an IMU on it
+measures, whose mount is in `/tf_static`.
 """
 
 from __future__ import annotations
@@ -14,15 +15,23 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 from tqdm import tqdm
 
 from da3_ros.geometry.poses import invert_pose
+from da3_ros.inertial.noise import ImuNoise
 from da3_ros.messages import build
 from da3_ros.messages.build import RosbagsLibrary
 from da3_ros.recordings.writer import BagFolderWriter
 from da3_ros.synthetic import SyntheticCamera, SyntheticFrame
+from da3_ros.synthetic.imu import imu_samples
 
 CAMERA, TRUTH, MAP_FRAME, OPTICAL_FRAME = "/camera", "/truth", "map", "camera_optical"
+IMU_TOPIC, IMU_FRAME, IMU_RATE_HZ = "/imu", "imu_link", 200.0
+# The IMU on the first camera: x where that looks, z up, 3 cm to its right and 5 cm behind it.
+T_CAMERA_IMU = np.array(
+    [[0.0, -1.0, 0.0, 0.03], [0.0, 0.0, -1.0, 0.0], [1.0, 0.0, 0.0, -0.05], [0.0, 0.0, 0.0, 1.0]]
+)
 IMAGE, INFO = "sensor_msgs/msg/Image", "sensor_msgs/msg/CameraInfo"
 TF = "tf2_msgs/msg/TFMessage"
 
@@ -34,11 +43,13 @@ def write_synthetic_bag(
     storage: str = "mcap",
     replace: bool = False,
     tf: bool = False,
+    imu: bool = False,
 ) -> str:
     """Write all frames of a camera, or of several by name, to the bag folder ``path``.
 
     Returns a one-line summary. ``replace``: remove an existing bag. ``tf``: also write the true
-    poses to /tf. Raises RecordingError if ``path`` exists (with ``replace``: as anything but a
+    poses to /tf. ``imu``: also write what an IMU with the noise and the biases of a consumer chip
+    measures. Raises RecordingError if ``path`` exists (with ``replace``: as anything but a
     bag).
     """
     start = time.perf_counter()
@@ -49,13 +60,18 @@ def write_synthetic_bag(
     framesets = zip(*rig.values(), strict=True)
     count = len(next(iter(rig.values())))
     lib = RosbagsLibrary()
+    imu_writer = _ImuWriter(lib, writers[0]) if imu else None
     with BagFolderWriter(path, lib, storage) as bag:
         for frames in tqdm(
             framesets, desc="render", unit="frame", total=count, disable=not sys.stderr.isatty()
         ):
+            if imu_writer is not None:
+                imu_writer.write(bag, frames[0].stamp_ns)
             for number, (writer, frame) in enumerate(zip(writers, frames, strict=True)):
                 writer.write(bag, lib, frame, write_tf=tf and number == 0)
             _write_rig_transforms(bag, lib, writers, frames)
+        if imu_writer is not None:
+            imu_writer.write(bag, 2**62)
     seconds = time.perf_counter() - start
     rate = count / seconds
     return f"{path}: {count} frames in {seconds:.1f} s ({rate:.1f} frames/s)\n"
@@ -85,6 +101,35 @@ class _CameraWriter:
         bag.write(f"{self.truth}/odom", "nav_msgs/msg/Odometry", odom, stamp)
         if write_tf:
             bag.write("/tf", TF, build.tf(lib, [(stamp, MAP_FRAME, optical, T)]), stamp)
+
+
+class _ImuWriter:
+    """Writes what an IMU on a camera measures, and its mount."""
+
+    def __init__(self, lib: RosbagsLibrary, first: _CameraWriter) -> None:
+        camera = first.camera
+        steps = np.arange(len(camera)) * 1e9 / camera.rate_hz
+        samples = imu_samples(
+            camera.T_room_camera, camera.start_ns + np.round(steps).astype(np.int64),
+            T_camera_imu=T_CAMERA_IMU, noise=ImuNoise(), rate_hz=IMU_RATE_HZ, seed=camera.seed,
+        )  # fmt: skip
+        self._lib, self._optical = lib, first.frame
+        self._rows = list(
+            zip(samples.stamps_ns.tolist(), samples.gyro, samples.acceleration, strict=True)
+        )
+        self._written = 0
+
+    def write(self, bag: BagFolderWriter, stamp_ns: int) -> None:
+        """Write all samples up to a stamp, the mount with the first ones."""
+        if not self._written:
+            first_ns = self._rows[0][0]
+            mount = [(first_ns, self._optical, IMU_FRAME, T_CAMERA_IMU)]
+            bag.write("/tf_static", TF, build.tf(self._lib, mount), first_ns)
+        while self._written < len(self._rows) and self._rows[self._written][0] <= stamp_ns:
+            stamp, gyro, acceleration = self._rows[self._written]
+            message = build.imu(self._lib, stamp, IMU_FRAME, gyro, acceleration)
+            bag.write(IMU_TOPIC, "sensor_msgs/msg/Imu", message, stamp)
+            self._written += 1
 
 
 def _write_rig_transforms(

@@ -7,6 +7,7 @@ import json
 import resource
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +31,19 @@ def write_report(
     options: ReplayOptions,
     settings: NodeConfig,
     scenes: dict[str, ReplayScene],
-    without_prior: int,
+    missing: Mapping[str, int],
     recording: Recording,
     folder: Path,
 ) -> ReplaySummary:
     """Write report.json: what was done, identical for repeated runs.
 
-    without_prior: number of frames without a pose of the robot's odometry.
+    missing: numbers of frames without what the annotator should have added, by name of a count.
     """
     pipeline = next(iter(scenes.values())).pipeline
     counts: dict[str, int] = {}
     for part in (*(scene.pipeline.counters for scene in scenes.values()), recording.counters):
         counts.update({name: counts.get(name, 0) + count for name, count in part.items()})
-    if without_prior:
-        counts["frames_without_prior"] = without_prior
+    counts.update({name: count for name, count in missing.items() if count})
     scene = pipeline.scene()
     report = {
         "da3_ros": __version__,

@@ -138,8 +138,8 @@ def replay(
                 for scene in state.scenes.values():
                     if scene.pipeline.counters["processed"]:
                         scene.results.finish(scene.pipeline)
-            without_prior, scenes = annotator.without_prior, state.scenes
-            summary = write_report(options, settings, scenes, without_prior, recording, work.path)
+            missing, scenes = annotator.missing, state.scenes
+            summary = write_report(options, settings, scenes, missing, recording, work.path)
             summary.measured = measure_run(summary, scenes, start)
             more = {BEGAN_IN: run["--resume"], TIMELINES: measured_timelines(scenes)}
             write_measured(work.path / MEASURED, summary.measured | more)

@@ -50,6 +50,12 @@ class FrameAnnotator:
         self._rig = RigGeometry(config, transforms, warn, mounts)
         self._warn = warn
 
+    @property
+    def missing(self) -> dict[str, int]:
+        """Numbers of frames without what was to be added, by name of a count."""
+        imu = 0 if self.imu is None else self.imu.without
+        return {"frames_without_prior": self.without_prior, "frames_without_imu": imu}
+
     def annotate(self, frames: Iterable[Frame]) -> list[Frame]:
         """Returns the frames of one frameset with the poses that are known."""
         return [

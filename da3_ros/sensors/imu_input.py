@@ -147,7 +147,7 @@ class ImuInput:
             return None
         try:
             return self._stretch(frame_id, first_ns, stamp_ns)
-        except (ImuError, TransformError) as error:
+        except ImuError as error:
             self.without += 1
             warn(f"imu: not used for a frame: {error}", every_s=WARNING_PERIOD_S)
             return None
@@ -160,9 +160,21 @@ class ImuInput:
         if not self.history.frame_id:
             raise ImuError("its messages have no header.frame_id, so that its mount is unknown")
         self._check(stamps, values)
-        mount = self._transforms.lookup(frame_id, self.history.frame_id, last_ns)
+        mount = self._mount(frame_id, last_ns)
         turned = values.reshape(-1, 2, 3) @ mount[:3, :3].T
         return ImuStretch(stamps + offset, turned[:, 0], turned[:, 1], mount[:3, 3].copy())
+
+    def _mount(self, frame_id: str, stamp_ns: int) -> Array:
+        imu = self.history.frame_id
+        if imu == frame_id.lstrip("/"):
+            return np.eye(4)
+        try:
+            return self._transforms.lookup(frame_id, imu, stamp_ns)
+        except TransformError as error:
+            raise ImuError(
+                f"its mount, the transform from {frame_id} to {imu}, is unknown ({error}): publish "
+                "it on /tf_static"
+            ) from error
 
     def _check(self, stamps: Array, values: Array) -> None:
         """Raises ImuError for a sensor at its limit, or in other units."""

@@ -45,7 +45,7 @@ ROOMS = {
     "viewer": {
         "drawing", "export", "geometry", "keyframe_store", "mapping", "refinement",
     },
-    "recordings": {"geometry", "messages", "sensors", "synthetic"},
+    "recordings": {"geometry", "inertial", "messages", "sensors", "synthetic"},
     "messages": {"drawing", "geometry", "mapping", "navigation", "sensors"},
     "drawing": {"export", "keyframe_store", "mapping", "refinement"},
     "pipeline": {

@@ -73,7 +73,7 @@ def camera():
 @pytest.fixture(scope="module")
 def bag(camera, tmp_path_factory):
     path = tmp_path_factory.mktemp("bags") / "room"
-    write_synthetic_bag(path, camera, tf=True)
+    write_synthetic_bag(path, camera, tf=True, imu=True)
     return path
 
 
@@ -137,6 +137,7 @@ def assert_same(a, b):
 
 
 CASES = {
+    "imu": ("imu.enabled:=true",),
     "loops": ("loop.every:=1",),
     "odometry": ("pose_prior.source:=odometry", "scale.source:=odometry"),
     "floor": ("scale.source:=fixed", "level.source:=ground", "keyframe.parallax:=0.02"),
