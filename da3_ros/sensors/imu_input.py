@@ -172,8 +172,8 @@ class ImuInput:
             return self._transforms.lookup(frame_id, imu, stamp_ns)
         except TransformError as error:
             raise ImuError(
-                f"its mount, the transform from {frame_id} to {imu}, is unknown ({error}): publish "
-                "it on /tf_static"
+                f"its mount, the transform from {frame_id} to {imu}, is unknown ({error}): "
+                "publish it on /tf_static"
             ) from error
 
     def _check(self, stamps: Array, values: Array) -> None:
