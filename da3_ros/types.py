@@ -314,7 +314,7 @@ class TrackedFrame:
     covariance_odom: Array | None = None
     covariance_map: Array | None = None
     # [4, 4] camera in a level frame (z up): of the robot's base, in metres, or of the floor below
-    # the camera, in published units; None: unknown
+    # the camera, in published units, with z NaN if its height is unknown; None: unknown
     T_level_camera: Array | None = None
     # Why the image shows nothing, or was not placed (``image_check.CAUSES``, ``lost``): no depth,
     # and the pose is held, NaN before the first placed frame. Empty: it was processed.
@@ -324,6 +324,11 @@ class TrackedFrame:
     def ends_window(self) -> bool:
         """Whether it is the last new frame of its window."""
         return self.window.view_ids[-1:] == (self.id,)
+
+    @property
+    def height_known(self) -> bool:
+        """Whether the height of the camera over the floor is known."""
+        return self.T_level_camera is not None and bool(np.isfinite(self.T_level_camera[2, 3]))
 
     @property
     def posed(self) -> bool:

@@ -119,7 +119,8 @@ class Outputs:
     def edges(self, frame: TrackedFrame) -> list[Edge]:
         """Returns the transforms to publish with a frame."""
         edges, T = self._tf(frame), frame.T_level_camera
-        of_own = self.config.level.source == "ground" and T is not None and frame.scale.metric
+        of_own = self.config.level.source in ("ground", "imu") and frame.scale.metric
+        of_own &= frame.height_known
         self._level_frame = f"{frame.frame_id}_level" if of_own and edges else ""
         if T is None or not self._level_frame:
             return edges
@@ -307,8 +308,9 @@ def _why_not_metric(s: OutputContext, frame: TrackedFrame) -> str:
 
 
 def _why_not_navigable(s: OutputContext, frame: TrackedFrame) -> str:
-    if not frame.blind and frame.T_level_camera is None:
-        return f"what is up is unknown: {_why_not_level(s, frame)}"
+    if not frame.blind and not frame.height_known:
+        what = "what is up" if frame.T_level_camera is None else "the camera's height"
+        return f"{what} is unknown: {_why_not_level(s, frame)}"
     if not frame.blind and not _has_K(frame):
         return "the focal length is unknown: publish camera_info"
     return _why_not_metric(s, frame)
@@ -320,11 +322,15 @@ def _why_not_level(s: OutputContext, frame: TrackedFrame) -> str:
         return "level.source ground needs a model with poses; or set base_frame, and base"
     if source == "ground":
         return "the images have not shown a floor so far (level.source is ground)"
+    if source == "imu" and frame.T_level_camera is None:
+        return "topic imu has not shown it so far (level.source is imu)"
+    if source == "imu":
+        return "the images have not shown a floor so far (level.source is imu)"
     if source == "none":
-        return "level.source is none; set it to base or ground"
+        return "level.source is none; set it to base, imu or ground"
     if s.base_frame:
         return f"no transform from {s.base_frame} to {frame.frame_id} is on /tf"
-    return "set base_frame to the robot's base, or level.source to ground"
+    return "set base_frame to the robot's base, or level.source to imu or ground"
 
 
 def _why_no_scan(s: OutputContext, frame: TrackedFrame) -> str:

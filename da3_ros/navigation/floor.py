@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 COLUMNS = 80  # pixels along the longer side that are looked at
 UPRIGHT = np.cos(np.radians(35.0))  # least cosine between up and the image's up
+IMAGE_UP = np.array([0.0, -1.0, 0.0])
+SLOPE = np.cos(np.radians(10.0))  # least cosine between a floor's normal and up, where up is known
 TRIES = 256  # planes through three points
 THICK = 0.04  # largest distance of the floor's points from it, per height of the camera
 FITTED = 16  # of the planes with the most points on them
@@ -49,10 +51,11 @@ class Floor:
         self._seen_at = np.zeros(3)  # camera that saw it last, ``local``
         self._frames = self._others = 0  # since it was found; searches that found another one
 
-    def follow(self, frame: LocalFrame) -> Array | None:
+    def follow(self, frame: LocalFrame, up: Array | None = None) -> Array | None:
         """Returns ``T_level_camera`` [4, 4] of a frame, unit of odometry; None: no floor is known.
 
-        The level frame is on the floor below the camera: z up, x where the camera looks.
+        up: [3] in the camera's axes; None: across the floor, and near the image's up. The level
+        frame is on the floor below the camera: z up, x where the camera looks.
         """
         if frame.window.chain != self._chain:
             self.forget()
@@ -62,33 +65,37 @@ class Floor:
             return None
         points = _points(frame)
         plane = None if self._plane is None else _moved(self._plane, T)
-        if plane is not None and self._is_another(points, plane):
+        if plane is not None and not _is_upright(plane, up):
+            self._plane = plane = None
+        if plane is not None and self._is_another(points, plane, up):
             log.warning(
                 "another floor is seen than at the start (a table or a ramp?): heights are from "
                 "it now; call ~/reset for a map that is level"
             )
             self._plane = plane = None
-        found = find_floor(points) if plane is None else corrected_floor(points, plane)
+        found = find_floor(points, up) if plane is None else corrected_floor(points, plane)
         if found is None and plane is not None:
             if np.linalg.norm(T[:3, 3] - self._seen_at) > UNSEEN * plane[3]:
                 self._plane = None
                 return None
-            return level_below(plane)
+            return level_below(plane, up)
         if found is None:
             return None
         self._seen_at = T[:3, 3]
         self._plane = _moved(found, invert_pose(T))
-        return level_below(found)
+        return level_below(found, up)
 
-    def _is_another(self, points: Array, plane: Array) -> bool:
+    def _is_another(self, points: Array, plane: Array, up: Array | None) -> bool:
         """Whether frames have shown another floor, again and again. A plane that is nearer than
         the known floor is a table or a platform, which must stay an obstacle."""
         self._frames += 1
         if self._frames % EVERY:
             return False
-        found = find_floor(points)
-        if found is not None and found[3] > (1 - RISE) * plane[3]:
-            self._others = 0 if _is_same(found, plane) else self._others + 1
+        found = find_floor(points, up)
+        differs = (
+            found is not None and found[3] > (1 - RISE) * plane[3] and not _is_same(found, plane)
+        )
+        self._others = self._others + 1 if differs else 0
         if self._others < CONTRADICTED:
             return False
         self._frames = self._others = 0
@@ -115,11 +122,19 @@ def _moved(plane: Array, T_local_camera: Array) -> Array:
     return np.append(T_local_camera[:3, :3].T @ n, n @ T_local_camera[:3, 3] + plane[3])
 
 
-def find_floor(points: Array) -> Array | None:
+def _is_upright(plane: Array, up: Array | None) -> bool:
+    """Whether a plane [4] may be a floor. up: as in ``Floor.follow``."""
+    if up is None:
+        return bool(plane[:3] @ IMAGE_UP >= UPRIGHT)
+    return bool(plane[:3] @ up >= SLOPE)
+
+
+def find_floor(points: Array, up: Array | None = None) -> Array | None:
     """Returns the floor [4] (n, height of the camera) among points [N, 3] in camera axes, unit of
     the points; None: they show none.
 
-    The image's up is within 35 degrees of up. Deterministic.
+    up: [3]; the floor is within 10 degrees of level. None: the image's up is within 35 degrees of
+    up. Deterministic.
     """
     if len(points) < 3 / LEAST:
         return None
@@ -127,16 +142,17 @@ def find_floor(points: Array) -> Array | None:
     n = np.cross(triples[:, 1] - triples[:, 0], triples[:, 2] - triples[:, 0])
     length = np.linalg.norm(n, axis=1)
     n = n[length > 0] / length[length > 0, None]
-    n *= np.where(n[:, 1] > 0, -1.0, 1.0)[:, None]  # up: against y
+    n *= np.where(n @ (IMAGE_UP if up is None else up) < 0, -1.0, 1.0)[:, None]
     height = -np.einsum("ij,ij->i", n, triples[length > 0, 0])
-    planes = np.column_stack((n, height))[(-n[:, 1] >= UPRIGHT) & (height > 0)]
+    upright = n @ IMAGE_UP >= UPRIGHT if up is None else n @ up >= SLOPE
+    planes = np.column_stack((n, height))[upright & (height > 0)]
     on = np.abs(points @ planes[:, :3].T + planes[:, 3]) < THICK * planes[:, 3]
     # What is near counts more: stairs ahead have more pixels than the floor before them.
     near = 1 / points[:, 2] ** 2
     for best in np.argsort(-(near @ on), kind="stable")[:FITTED]:
         # A plane that cuts a wall at a slant becomes the wall when it is fitted.
         found = _fitted(points, planes[best], np.ones(len(points), bool))
-        if found is not None and -found[1] >= UPRIGHT and _is_lowest(points, found):
+        if found is not None and _is_upright(found, up) and _is_lowest(points, found):
             return found
     return None
 
@@ -177,24 +193,34 @@ def _fitted(points: Array, plane: Array, among: NDArray[np.bool_]) -> Array | No
     return plane
 
 
-def level_below(plane: Array) -> Array:
-    """Returns ``T_level_camera`` [4, 4] over a floor [4] in camera axes."""
-    z = plane[:3]
+def level_below(plane: Array, up: Array | None = None) -> Array:
+    """Returns ``T_level_camera`` [4, 4] over a floor [4] in camera axes. up: [3]; None: across
+    the floor."""
+    z, height = plane[:3], plane[3]
+    if up is not None:
+        z, height = up, height / (plane[:3] @ up)
     forward = np.array([0.0, 0.0, 1.0] if abs(z[2]) < STRAIGHT else [0.0, -1.0, 0.0])
     x = forward - z * (forward @ z)
     T = np.eye(4)
     T[0, :3] = x / np.linalg.norm(x)
     T[1, :3], T[2, :3] = np.cross(z, T[0, :3]), z
-    T[2, 3] = plane[3]
+    T[2, 3] = height
     return T
+
+
+def level_at(up: Array) -> Array:
+    """Returns ``T_level_camera`` [4, 4] at an unknown height (z is NaN). up: [3] in camera
+    axes."""
+    return level_below(np.append(up, np.nan))
 
 
 def below_first_camera(T_level_map: Array) -> Array:
     """Returns ``T_ros_map`` [4, 4] of a map that begins on the floor below its first camera, x
-    where that looks; ``T_level_map``: the map in any level frame."""
+    where that looks; ``T_level_map``: the map in any level frame. At an unknown height (z is NaN)
+    it begins at its first camera."""
     x, y = T_level_map[:2, 2] if abs(T_level_map[2, 2]) < STRAIGHT else -T_level_map[:2, 1]
     c, s = np.array([x, y]) / np.hypot(x, y)
     T = np.eye(4)
     T[:3, :3] = np.array([[c, s, 0], [-s, c, 0], [0, 0, 1]]) @ T_level_map[:3, :3]
-    T[2, 3] = T_level_map[2, 3]
+    T[2, 3] = np.nan_to_num(T_level_map[2, 3])
     return T

@@ -41,7 +41,8 @@ class FloorMapping:
         T_submap_camera: [4, 4] its pose. unit: of odometry, per unit of the submap. T_ros_map: as
         in ``OccupancyMap``. waiting: whether ``measure`` follows.
         """
-        if frame.T_level_camera is None or not frame.scale.metric:
+        T = frame.T_level_camera
+        if T is None or not np.isfinite(T[2, 3]) or not frame.scale.metric:
             return
         if not (frame.keyframe or self.occupancy.is_due(frame.camera, frame.stamp_ns)):
             return

@@ -136,15 +136,16 @@ class SceneMap(MapListener):
     def level(self, frame: TrackedFrame) -> None:
         """Makes the map level by the first frame that says what is up, before it is published.
 
-        By the base, the map begins there; where that is known later, and by the floor, it begins
-        below the first camera.
+        By the base, the map begins there; where that is known later, by the floor and by gravity,
+        it begins below the first camera.
         """
         if self.is_level or self._is_given or frame.blind:
             return
         T, shown = frame.T_level_camera, self.map_placed
         self.map_placed = True
-        by_floor = self.config.level.source == "ground"
-        final = frame.scale.metric or not by_floor  # the floor's height is that in metres
+        by_floor = self.config.level.source != "base"
+        # The floor's height is that in metres.
+        final = frame.height_known and (frame.scale.metric or not by_floor)
         if T is None or (self._has_axes and not final):
             return
         if not frame.posed:
