@@ -34,6 +34,19 @@ def matrix_from_quaternion(q: Array) -> Array:
     return np.asarray(Rotation.from_quat(q).as_matrix())
 
 
+def turn_between(first: Array, second: Array) -> Array:
+    """Returns the smallest rotation [3, 3] that turns one unit vector [3] into another one."""
+    axis, cosine = np.cross(first, second), float(first @ second)
+    if cosine < -1 + 1e-12:  # any axis across
+        across = np.eye(3)[np.argmin(np.abs(first))]
+        axis = np.cross(first, across)
+        axis /= np.linalg.norm(axis)
+        return np.asarray(2 * np.outer(axis, axis) - np.eye(3))
+    x, y, z = axis
+    K = np.array([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]])
+    return np.asarray(np.eye(3) + K + K @ K / (1 + cosine))
+
+
 def nearest_rotation(R: Array) -> Array:
     """The rotation [3, 3] nearest to a matrix that is one but for rounding."""
     return np.asarray(Rotation.from_matrix(R).as_matrix())

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from da3_ros.geometry.poses import turn_between
 from da3_ros.geometry.similarity import Similarity, orthonormal
-from da3_ros.mapping.pose_graph import Edge, Metric, components, marginal, optimize
+from da3_ros.mapping.pose_graph import TILT, Edge, Metric, components, marginal, optimize
 from da3_ros.types import Array
 
 MAX_LOG_SCALE = 3.0  # log of the largest credible change of a submap's size
@@ -62,6 +63,7 @@ class Correction:
     # [7, 7] of the newest submap's pose relative to the first submap that edges connect it to:
     # (log scale; rotation, rad; position, units), in the frame of odometry
     covariance: Array | None = None
+    levelled: bool = False  # only what is up asks for it
     followed: bool = False  # another SLAM asks for it: its poses replace what edges measured
     adjusted: frozenset[int] = frozenset()  # submaps whose keyframes ask for it; likewise
 
@@ -92,6 +94,14 @@ class Correction:
 
 
 @dataclass(frozen=True, eq=False)
+class Up:
+    """What is up, as an IMU has measured it at a node."""
+
+    direction: Array  # [3] unit vector in the axes of the node
+    sigma: float  # of its direction, rad, in each of two axes
+
+
+@dataclass(frozen=True, eq=False)
 class Joint:
     """A loop between components: no pose of one relative to the other was measured before."""
 
@@ -113,6 +123,8 @@ class Problem:
     loops: tuple[tuple[int, int], ...] = ()  # (older, newer) node of every loop, by first submap
     joined: Joint | None = None  # what the newest loop has joined; None: what was connected
     all_components: bool = False  # or only the newest submap's
+    ups: Mapping[int, Up] = field(default_factory=dict)  # by the index of a node
+    levelled: bool = False  # whether it is solved for these alone
 
 
 def with_rigid_map(
@@ -146,7 +158,13 @@ def solve(problem: Problem) -> Correction:
         int(component[newest]): newest
     }
     fixed = _fixed(problem, component, anchors)
-    found = optimize(_start(problem, component), edges, fixed=fixed, metric=problem.metric).nodes
+    start, metric, level = _start(problem, component), problem.metric, None
+    ups = {k: up for k, up in problem.ups.items() if here[k]}
+    if len(ups) > 1:
+        start, edges, level = _with_level(start, edges, ups)
+        metric = np.append(np.broadcast_to(metric, len(nodes)), True)
+    found = optimize(start, edges, fixed=fixed, metric=metric, level=level).nodes
+    whole, found = found, found[: len(nodes)]
     back = {p: nodes[a] @ found[a].inverse() for p, a in anchors.items()}
     found = [back[int(p)] @ one for one, p in zip(found, component, strict=True)]
     moves = tuple(now @ before.inverse() for now, before in zip(found, nodes, strict=True))
@@ -165,9 +183,33 @@ def solve(problem: Problem) -> Correction:
         m if near else stays @ m if problem.all_components else stays
         for m, near in zip(moves, here, strict=True)
     )
-    sure = marginal(found, edges, fixed=oldest, of=newest, metric=problem.metric)
+    whole = [*found, *whole[len(found) :]]
+    sure = marginal(whole, edges, fixed=oldest, of=newest, metric=metric, level=level)
     corrected = Moves(problem.nodes[:-1], moves[:-1])
-    return Correction(corrected, T_map_local, T, problem.loops, sure)
+    return Correction(corrected, T_map_local, T, problem.loops, sure, levelled=problem.levelled)
+
+
+def common_up(nodes: Sequence[Similarity], ups: Mapping[int, Up]) -> Array:
+    """Returns the mean direction [3] of what nodes call up, in the frame of their poses."""
+    total = np.zeros(3)
+    for k, up in ups.items():
+        total += nodes[k].R @ up.direction / up.sigma**2
+    return np.asarray(total / np.linalg.norm(total))
+
+
+def _with_level(
+    nodes: Sequence[Similarity], edges: Sequence[Edge], ups: Mapping[int, Up]
+) -> tuple[list[Similarity], list[Edge], int]:
+    """Returns a graph with one more node, whose z is up, edges of tilt to it, and its index."""
+    R_level = turn_between(np.array([0.0, 0.0, 1.0]), common_up(nodes, ups))
+    level, out = len(nodes), list(edges)
+    for k, up in ups.items():
+        # Where the node is now but for its tilt, so that the residual is one of tilt.
+        R = nodes[k].R.T @ R_level
+        R = turn_between(R[:, 2], up.direction) @ R
+        sigma = np.where(TILT, up.sigma, np.inf)
+        out.append(Edge(k, level, Similarity(1.0, R, np.zeros(3)), sigma))
+    return [*nodes, Similarity(1.0, R_level, np.zeros(3))], out, level
 
 
 def _fixed(problem: Problem, component: Array, anchors: Mapping[int, int]) -> list[int]:

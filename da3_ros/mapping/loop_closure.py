@@ -29,7 +29,7 @@ from da3_ros.config import LoopConfig
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.mapping.alignment import Alignment, WindowAligner
-from da3_ros.mapping.graph_solution import Correction, Joint, solve
+from da3_ros.mapping.graph_solution import Correction, Joint, Up, solve
 from da3_ros.mapping.loop_candidates import (
     DriftModel,
     Loop,
@@ -63,6 +63,7 @@ MAX_UNCONFIRMED = 4  # verified loops kept until a second one confirms them
 FEWEST_AGAINST, MOST_AGAINST = 2, 4
 MIN_TOGETHER = 2  # loops that confirm another one, if all compare the same views
 LIVE_SUBMAPS = 2  # newest submaps of which a localized camera's keyframes are kept
+MOST_TILT = 1.5  # standard deviations by which submaps may disagree about what is up
 # Variance [3] that the start of a chain adds; position over the depth seen last.
 LOST_VARIANCE = np.array([0.7, 0.5, 1.0]) ** 2
 
@@ -122,6 +123,9 @@ class LoopClosure(MapListener):
         self._drift_model: DriftModel | None = None
         self._guessed = False  # whether a part of this drift is guessed rather than measured
         self._joined: Joint | None = None  # components that the newest loop has joined
+        self._up_of = -1  # submap of which what is up is summed: directions, and their number
+        self._up_sum, self._up_count = np.zeros(3), 0
+        self._levelled_at = 0  # number of nodes when what is up was last compared
         # Whether the oldest submap keeps its size in the map: if loops connect components, and in
         # a loaded map.
         self._keeps_unit = False
@@ -216,6 +220,27 @@ class LoopClosure(MapListener):
         )  # fmt: skip
         self.keyframes.add(keyframe, self._max_bytes, keep_all=self._is_localized)
         self.candidates.restart()
+
+    def add_up(self, submap: int, up: Up) -> None:
+        """Takes what is up in the axes of a submap, as a keyframe of it has measured it: the mean
+        of all counts, as certain as one of them."""
+        if not self.enabled or self._is_localized:
+            return
+        if self._up_of != submap:
+            self._up_of, self._up_sum, self._up_count = submap, np.zeros(3), 0
+        self._up_sum, self._up_count = self._up_sum + up.direction, self._up_count + 1
+        mean = Up(self._up_sum / np.linalg.norm(self._up_sum), up.sigma)
+        self._graph.set_up(submap, mean)
+
+    def hold_level(self, metric: Metric) -> None:
+        """Solves the graph if submaps do not agree about what is up. metric: as in
+        ``try_close_loop``."""
+        newest = len(self._graph.nodes)
+        if self._solving is not None or newest == self._levelled_at:
+            return
+        self._levelled_at = newest
+        if self._graph.tilt > MOST_TILT:
+            self.solve(metric, levelled=True)
 
     def _start_submap(self, id: int) -> None:
         begin = self._submaps.T_local_submap(id).t
@@ -495,12 +520,14 @@ class LoopClosure(MapListener):
 
     # Closing a loop
 
-    def solve(self, metric: Metric) -> None:
-        """Starts the solver; ``collect`` returns its correction."""
+    def solve(self, metric: Metric, *, levelled: bool = False) -> None:
+        """Starts the solver; ``collect`` returns its correction. levelled: only what is up asks
+        for it."""
         joined, self._joined = self._joined, None
         problem = self._graph.problem(
-            metric, self._keeps_unit, joined, all_components=self.candidates.is_asked
-        )
+            metric, self._keeps_unit, joined, all_components=self.candidates.is_asked,
+            levelled=levelled,
+        )  # fmt: skip
         if self._solver is None:
             self._solver = ThreadPoolExecutor(1, "da3_loops")
         self._solving = self._solver.submit(solve, problem)
@@ -522,7 +549,7 @@ class LoopClosure(MapListener):
 
     def on_correction(self, correction: Correction, _before: Mapping[int, Similarity]) -> None:
         """Notes that submaps have moved, by a loop or by another SLAM."""
-        self.closed += not (correction.followed or correction.adjusted)
+        self.closed += not (correction.followed or correction.adjusted or correction.levelled)
         if correction.followed:
             self._graph.measure_anew()
         elif correction.adjusted:  # what loops have measured stays: it had a say

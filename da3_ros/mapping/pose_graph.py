@@ -29,6 +29,8 @@ CONVERGED = 1e-8  # relative decrease of the cost that ends the iteration
 STEP = 1e-6  # of numeric derivatives
 LOOP_SIGMAS = 3.0  # scale of Cauchy's weights: standard deviations per component
 UNKNOWNS = 7  # log scale, rotation (in the node's axes), position
+PARTS = np.array([0, 1, 1, 1, 2, 2, 2])  # which of the three each unknown belongs to
+TILT = np.array([False, True, True, False, False, False, False])
 Metric = bool | NDArray[np.bool_]  # whether scales are known: of all nodes, or of each [N]
 
 
@@ -39,7 +41,9 @@ class Edge:
     first: int
     second: int
     measured: Similarity
-    sigma: Array  # [3] of log scale, rotation (rad), position (units of ``first``)
+    # [3] of log scale, rotation (rad) and position (units of ``first``), or [7] of each axis, the
+    # rotation's in the axes of ``second``. Inf: not measured.
+    sigma: Array
     loop: bool = False  # may be wrong, so that its weight is robust
 
 
@@ -53,14 +57,16 @@ class Solution:
 
 def optimize(
     nodes: Sequence[Similarity], edges: Sequence[Edge], *, fixed: int | Sequence[int],
-    metric: Metric = False,
+    metric: Metric = False, level: int | None = None,
 ) -> Solution:  # fmt: skip
     """Solves for the poses of all ``nodes`` that fit all ``edges`` best.
 
     fixed: index of the node that stays, or of several: one of each component that edges connect.
-    metric: scales are known and stay, poses are in SE(3); of all nodes, or of each [N].
+    metric: scales are known and stay, poses are in SE(3); of all nodes, or of each [N]. level:
+    index of a node that only says what is up: z of its axes, in which it turns; None: there is
+    none.
     """
-    graph = _Graph(nodes, edges, fixed, metric)
+    graph = _Graph(nodes, edges, fixed, metric, level)
     return Solution(graph.solve(), np.sqrt((graph.residual() ** 2).mean(axis=1)))
 
 
@@ -73,18 +79,19 @@ def components(count: int, edges: Sequence[Edge]) -> Array:
 
 
 def marginal(
-    nodes: Sequence[Similarity], edges: Sequence[Edge], *, fixed: int, of: int, metric: Metric
-) -> Array:
+    nodes: Sequence[Similarity], edges: Sequence[Edge], *, fixed: int, of: int, metric: Metric,
+    level: int | None = None,
+) -> Array:  # fmt: skip
     """Returns the covariance [7, 7] of node ``of`` relative to node ``fixed``, at a solution.
 
     Of (log scale; rotation, rad; position), in the axes and the unit of ``nodes``, to first order,
-    with loops at their robust weights. metric: as in ``optimize``; the scale's row and column are
-    zero. Raises ValueError if no edges connect the two.
+    with loops at their robust weights. metric, level: as in ``optimize``; where the scale is
+    known, its row and column are zero. Raises ValueError if no edges connect the two.
     """
     component = components(len(nodes), edges)
     if component[of] != component[fixed]:
         raise ValueError(f"no edges connect nodes {fixed} and {of}")
-    graph = _Graph(nodes, edges, fixed, metric)
+    graph = _Graph(nodes, edges, fixed, metric, level)
     graph.free = graph.free[component[graph.free // UNKNOWNS] == component[of]]
     wanted = np.flatnonzero(graph.free // UNKNOWNS == of)
     out = np.zeros((UNKNOWNS, UNKNOWNS))
@@ -105,7 +112,7 @@ class _Graph:
 
     def __init__(
         self, nodes: Sequence[Similarity], edges: Sequence[Edge], fixed: int | Sequence[int],
-        metric: Metric,
+        metric: Metric, level: int | None,
     ) -> None:  # fmt: skip
         self.log_scale = np.log([n.scale for n in nodes])
         self.R = np.array([n.R for n in nodes]).reshape(-1, 3, 3)
@@ -116,11 +123,13 @@ class _Graph:
         self.measured_log_scale = np.log([e.measured.scale for e in edges])
         self.measured_R = np.array([e.measured.R for e in edges]).reshape(-1, 3, 3)
         self.measured_t = np.array([e.measured.t for e in edges], float).reshape(-1, 3)
-        sigma = np.array([e.sigma for e in edges], float).reshape(-1, 3)
-        self.weight = 1 / sigma[:, [0, 1, 1, 1, 2, 2, 2]]
+        sigma = [e.sigma if len(e.sigma) == UNKNOWNS else e.sigma[PARTS] for e in edges]
+        self.weight = 1 / np.array(sigma, float).reshape(-1, UNKNOWNS)
         free = np.ones((len(nodes), UNKNOWNS), bool)
         free[np.array(fixed)] = False
         free[:, 0] &= np.logical_not(metric)
+        if level is not None:
+            free[level] = TILT
         self.free = np.flatnonzero(free)
 
     def residual(self, first: Array | None = None, second: Array | None = None) -> Array:

@@ -23,7 +23,7 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import dijkstra
 
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.mapping.graph_solution import Joint, Node, Problem, with_rigid_map
+from da3_ros.mapping.graph_solution import Joint, Node, Problem, Up, common_up, with_rigid_map
 from da3_ros.mapping.map_table import MapTable
 from da3_ros.mapping.pose_graph import Edge, Metric, components
 from da3_ros.types import Array
@@ -96,6 +96,7 @@ class SubmapGraph:
         self._loop_partners: dict[int, set[int]] = {}
         self._chain_cache: Array | None = None
         self._at: dict[int, int] = {}  # index of a node by its first submap
+        self._ups: dict[int, Up] = {}  # by the first submap of a node
 
     def index(self, submap: int) -> int:
         """Returns the index of the node that a submap is in."""
@@ -125,6 +126,25 @@ class SubmapGraph:
             self._edges.append(Edge(last.first, submap, measured, sigma))
         self.nodes.append(node)
         self._changed()
+
+    def set_up(self, submap: int, up: Up) -> None:
+        """Sets what is up at the node that begins with a submap."""
+        if submap in self._at:
+            self._ups[submap] = up
+
+    @property
+    def tilt(self) -> float:
+        """The largest angle, rad, between what a node and all others call up, over its standard
+        deviation; 0 with fewer than two nodes that know it."""
+        ups = {self._at[first]: up for first, up in self._ups.items()}
+        if len(ups) < 2:
+            return 0.0
+        poses = [self.pose(node) for node in self.nodes]
+        mean = common_up(poses, ups)
+        return max(
+            float(np.linalg.norm(np.cross(poses[k].R @ up.direction, mean))) / up.sigma
+            for k, up in ups.items()
+        )
 
     def add_loop(self, old: int, new: int, drift: Similarity, variance: Array) -> None:
         """Adds a loop between the nodes of two submaps.
@@ -169,10 +189,12 @@ class SubmapGraph:
         return self._loop_partners[self.index(submap)]
 
     def _changed(self) -> None:
+        """Forgets what holds until the graph changes, and what is up at nodes that are gone."""
         self._at = {node.first: k for k, node in enumerate(self.nodes)}
         self._path_cache.clear()
         self._loop_partners.clear()
         self._chain_cache = None
+        self._ups = {first: up for first, up in self._ups.items() if first in self._at}
 
     def in_one_chain(self, submap: int, other: int) -> bool:
         """True if aligned windows connect two submaps, rather than loops, guesses or nothing."""
@@ -299,8 +321,20 @@ class SubmapGraph:
             if e is not tie and {e.first, e.second} != {a.first, b.first}
         ]
         self.nodes[k - 1 : k + 1] = [dataclasses.replace(a, last=b.last)]
+        self._merge_ups(a.first, b.first, T_a.R.T @ T_b.R)
         variance = np.square(tie.sigma) * [1, 1, T_a.scale**2]
         return Absorbed(b.first, b.last, variance, T_b.t)
+
+    def _merge_ups(self, a: int, b: int, R_a_b: Array) -> None:
+        """Merges what is up at node ``b`` into node ``a``; first submaps."""
+        ups = [self._ups.get(a)]
+        if b in self._ups:
+            ups.append(dataclasses.replace(self._ups[b], direction=R_a_b @ self._ups[b].direction))
+        known = [up for up in ups if up is not None]
+        if known:
+            mean = np.mean([up.direction for up in known], axis=0)
+            sigma = max(up.sigma for up in known)
+            self._ups[a] = Up(mean / np.linalg.norm(mean), sigma)
 
     def _forget_oldest(self) -> Absorbed:
         gone = self.nodes.pop(self.map_size)
@@ -370,6 +404,7 @@ class SubmapGraph:
         joined: Joint | None = None,
         *,
         all_components: bool = False,
+        levelled: bool = False,
     ) -> Problem:
         """Returns what ``solve`` needs; a copy, because it may be solved on another thread."""
         loops = tuple((e.first, e.second) for e in self._edges if e.loop)
@@ -382,6 +417,9 @@ class SubmapGraph:
         return Problem(
             tuple(nodes), tuple(map(self.pose, nodes)), edges, self._submaps.T_map_local, metric,
             keep_unit, loops, joined, all_components,
+            # A read-only map stays as it is.
+            {} if self.map_size > 1 else {at[first]: up for first, up in self._ups.items()},
+            levelled,
         )  # fmt: skip
 
     def unmeasured(self, old: int, new: int) -> frozenset[int]:

@@ -13,7 +13,7 @@ from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.mapping import submap_graph
 from da3_ros.mapping.alignment import Alignment, WindowAligner
 from da3_ros.mapping.descriptor_index import DescriptorIndex, whitened, whitening
-from da3_ros.mapping.graph_solution import Joint, Moves, Node, Problem, solve
+from da3_ros.mapping.graph_solution import Joint, Moves, Node, Problem, Up, solve
 from da3_ros.mapping.loop_candidates import placed_ends
 from da3_ros.mapping.loop_closure import DriftModel, Loop, LoopClosure
 from da3_ros.mapping.loop_keyframes import PlacedKeyframe
@@ -531,3 +531,104 @@ def test_likeness_kept_along_the_way_is_that_of_all_at_once():
     assert np.corrcoef(looks.like(), wanted)[0, 1] > 0.95
     best = np.argsort(-looks.like())[1:6]
     assert set(best % 12) == {149 % 12}
+
+
+def tilts(poses, true):
+    """Angles, degrees, between up as submaps have it and where it is by the first one."""
+    up = poses[0].R @ true[0].R.T @ [0, 0, 1]
+    seen = [T.R @ t.R.T @ [0, 0, 1] for T, t in zip(poses, true, strict=True)]
+    return np.degrees([np.linalg.norm(np.cross(up, one)) for one in seen])
+
+
+def bent(true, degrees=1.0):
+    """The same with a tilt that grows by some degrees from one to the next."""
+    out = [true[0]]
+    step = Similarity(
+        1.0, Rotation.from_euler("y", degrees, degrees=True).as_matrix(), np.zeros(3)
+    )
+    for a, b in itertools.pairwise(true):
+        out.append(out[-1] @ a.inverse() @ b @ step)
+    return out
+
+
+def with_ups(true, poses, sigma, rng=None):
+    """A graph of these poses in which each node knows what is up."""
+    graph, _ = walked(poses)
+    for node, T in zip(graph.nodes, true, strict=True):
+        noise = np.zeros(3) if rng is None else sigma * rng.normal(size=3)
+        up = Rotation.from_rotvec(noise).as_matrix() @ T.R.T @ [0, 0, 1]
+        graph.set_up(node.first, Up(up, sigma))
+    return graph
+
+
+def solved(graph, poses, **options):
+    correction = solve(graph.problem(metric=True, **options))
+    moves = [correction.local_move(n.first) for n in graph.nodes]
+    return [T if m is None else m @ T for m, T in zip(moves, poses, strict=True)], correction
+
+
+def test_what_is_up_straightens_a_way_that_bends():
+    """A straight way of 40 m that odometry bends by a tenth of a degree from submap to submap."""
+    true = [Similarity(1.0, np.eye(3), np.array([i, 0.0, 0.0])) for i in range(40)]
+    poses = bent(true, 0.1)
+    graph = with_ups(true, poses, np.radians(0.2))
+    assert graph.tilt > 5
+    after, correction = solved(graph, poses, levelled=True)
+    assert correction.levelled
+    assert tilts(poses, true).max() > 3.8
+    assert tilts(after, true).max() < 1.0
+    ends = [(T[0].inverse() @ T[-1]).t[2] for T in (true, poses, after)]
+    assert abs(ends[1] - ends[0]) > 1.2
+    assert abs(ends[2] - ends[0]) < 0.3
+    # The newest submap stays in the frame of odometry.
+    np.testing.assert_allclose(after[-1].R, poses[-1].R)
+
+
+def test_what_is_up_says_nothing_of_heading_place_or_scale():
+    """Yaw, and all of a way that is level already, stay as odometry has them."""
+    true = circle(14)
+    rng = np.random.default_rng(3)
+    poses = [true[0]]
+    for a, b in itertools.pairwise(true):
+        yaw = Rotation.from_euler("z", 0.05 * rng.normal()).as_matrix()
+        noise = Similarity(1.0, yaw, 0.1 * rng.normal(size=3))
+        poses.append(poses[-1] @ a.inverse() @ b @ noise)
+    graph = with_ups(true, poses, np.radians(0.2))
+    assert graph.tilt < 0.1
+    after, _ = solved(graph, poses)
+    for a, b in zip(poses, after, strict=True):
+        np.testing.assert_allclose(a.R, b.R, atol=1e-5)
+        np.testing.assert_allclose(a.t, b.t, atol=1e-4)
+
+
+def test_what_is_up_is_merged_with_nodes(monkeypatch):
+    monkeypatch.setattr(submap_graph, "MAX_NODES", 10)
+    true = circle(24)
+    poses = bent(true, 0.3)
+    graph = SubmapGraph(table_of(poses))
+    for k, T in enumerate(true):
+        graph.add(k, VARIANCE, guessed=False)
+        graph.set_up(k, Up(T.R.T @ [0, 0, 1], 0.01))
+        graph.enforce_limits()
+    assert len(graph.nodes) == 10
+    ups = graph.problem(metric=True).ups
+    assert len(ups) == 10
+    for k, up in ups.items():
+        np.testing.assert_allclose(np.linalg.norm(up.direction), 1.0)
+        # Within a node poses are as they were, bent by a little.
+        assert true[graph.nodes[k].first].R @ up.direction @ [0, 0, 1] > np.cos(np.radians(3))
+
+
+def test_errors_of_what_is_up_are_those_that_are_stated():
+    """Over seeds, the tilt left is as large as the covariance of the ends says."""
+    true, squares = circle(16), []
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        poses = drifted(true, rng)
+        graph = with_ups(true, poses, 0.002, rng)
+        after, correction = solved(graph, poses)
+        error = (true[0].inverse() @ true[-1]).R.T @ (after[0].inverse() @ after[-1]).R
+        tilt = Rotation.from_matrix(error).as_rotvec()
+        variance = np.diag(correction.covariance)[1:3]
+        squares.append((tilt[:2] ** 2 / variance).mean())
+    assert 0.4 < np.mean(squares) < 2.0
