@@ -16,12 +16,14 @@ from typing import Any
 from da3_ros.backends import backend_choices
 from da3_ros.parameter_schema import (
     ConfigError,
+    Parameter,
     T,
     bool_to_word,
     build_config,
     convert,
     convert_list,
     group,
+    join_choices,
     nearest,
     option,
     parameters,
@@ -152,8 +154,9 @@ class ScaleConfig:
 
     source: str = option(
         "none",
-        "source of metres for the network's unit",
+        "source of metres for the network's unit, or a list of sources that measure together",
         choices=scale_choices,
+        several=True,
     )
     factor: float = option(
         1.0, "metres per unit of the first window, for source `fixed`", low=1e-6
@@ -743,10 +746,13 @@ def config_from_parameters(values: Mapping[str, Any], cls: type[T] = PipelineCon
         raise ConfigError(
             f"unknown parameter {named}: see --help or docs/reference.md for all names"
         )
-    given = {
-        name: convert(name, bool_to_word(value, known[name].choices), known[name].value)
-        if known[name].items is None
-        else convert_list(name, value, known[name].items)
-        for name, value in values.items()
-    }
+    given = {name: _converted(known[name], value) for name, value in values.items()}
     return build_config(cls, given, "")
+
+
+def _converted(known: Parameter, value: Any) -> Any:
+    if known.items is not None:
+        return convert_list(known.name, value, known.items)
+    if known.several:
+        value = join_choices(known.name, value)
+    return convert(known.name, bool_to_word(value, known.choices), known.value)

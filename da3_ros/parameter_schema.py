@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+PLUS = "+"  # between the names of several choices
 
 
 class ConfigError(ValueError):
@@ -26,18 +27,20 @@ def option(
     choices: tuple[str, ...] | Callable[[], tuple[str, ...]] = (),
     items: type | None = None,
     pattern: str = "",
+    several: bool = False,
     live: bool = False,
 ) -> Any:
     """Declare a config field with its description and allowed values.
 
     ``choices``: or what returns them, asked whenever they are needed.
     ``pattern``: a regular expression for texts that are allowed in addition to the choices.
-    ``items``: element type of a list of any length; None: a list has as many numbers as its
-    default. ``live``: may change while the node is configured. The new config (``PipelineConfig``)
-    comes by ``reconfigure``.
+    ``several``: a list of choices is allowed too; the value is then their names with ``PLUS``
+    between. ``items``: element type of a list of any length; None: a list has as many numbers as
+    its default. ``live``: may change while the node is configured. The new config
+    (``PipelineConfig``) comes by ``reconfigure``.
     """
     metadata = {"text": text, "low": low, "high": high, "choices": choices, "items": items}
-    metadata |= {"pattern": pattern, "live": live}
+    metadata |= {"pattern": pattern, "several": several, "live": live}
     if isinstance(default, tuple):
         return field(default_factory=lambda: default, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -60,14 +63,18 @@ class Parameter:
     choices: tuple[str, ...]
     items: type | None = None  # element type of a list of any length
     pattern: str = ""  # of texts that are allowed in addition to the choices
+    several: bool = False  # whether names of several choices may be given, with ``PLUS`` between
     live: bool = False  # whether it may change while the node is configured
 
     def check(self) -> None:
         """Raise ConfigError if the value is outside its range or choices."""
         free = self.pattern and re.fullmatch(self.pattern, str(self.value))
-        if self.choices and self.value not in self.choices and not free:
-            choices = ", ".join(self.choices)
+        given = self.value.split(PLUS) if self.several else [self.value]
+        if self.choices and not free and not set(given) <= set(self.choices):
+            choices = ", ".join(self.choices) + ("; or a list of them" if self.several else "")
             raise ConfigError(f"{self.name} is {self.value!r}: must be one of {choices}")
+        if len(set(given)) < len(given):
+            raise ConfigError(f"{self.name} is {self.value!r}: name each one once")
         if isinstance(self.value, float) and math.isnan(self.value):
             raise ConfigError(f"{self.name} is NaN")
         if self.low is not None and self.value < self.low:
@@ -133,6 +140,16 @@ def convert_list(name: str, value: Any, items: type | None) -> tuple[Any, ...]:
         kind = "numbers" if items is float else "texts"
         raise ConfigError(f"{name} is {value!r}: must be a list of {kind}")
     return tuple(float(v) if items is float else v for v in value)
+
+
+def join_choices(name: str, value: Any) -> Any:
+    """Convert a list of choices to one text. Raises ConfigError for an empty list."""
+    if not isinstance(value, (list, tuple)):
+        return value
+    names = convert_list(name, value, str)
+    if not names:
+        raise ConfigError(f"{name} is an empty list: name at least one")
+    return PLUS.join(names)
 
 
 def bool_to_word(value: Any, choices: Sequence[str]) -> Any:

@@ -204,7 +204,10 @@ class WindowEstimate:
     T_window_camera: Array  # [N, 4, 4]
     K: Array  # [N, 3, 3] corner rule, pixels of the processed image
     sky: FloatImage | None = None  # [N, h, w], from a sky branch; NaN: not predicted
-    measure: ScaleMeasurement | None = None  # of the window's unit; None: not measured
+    # Of the window's unit by a metric network; None: not measured.
+    measure: ScaleMeasurement | None = None
+    # Of that unit by each source of metres, in the order of `scale.source`; None: not measured.
+    measures: tuple[ScaleMeasurement | None, ...] = ()
 
     @classmethod
     def of(cls, prediction: Prediction) -> WindowEstimate:
@@ -247,7 +250,8 @@ class MotionError:
 class Scale:
     """Metres per unit of the scene, with source and uncertainty."""
 
-    source: str = "none"  # value of scale.source; map: of a loaded map
+    # Value of scale.source, of a list those that count; map: of a loaded map.
+    source: str = "none"
     value: float = float("nan")  # metres per map unit; NaN if unknown
     sigma: float = float("nan")  # relative standard deviation; NaN if unknown
 

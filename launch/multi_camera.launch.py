@@ -15,7 +15,6 @@ from launch_ros.parameter_descriptions import ParameterValue
 
 from da3_ros.ros import launch_helpers
 from da3_ros.ros.launch_helpers import is_on
-from da3_ros.scale_sources import scale_choices
 from launch import LaunchDescription
 
 SHARE = get_package_share_directory("da3_ros")
@@ -68,9 +67,8 @@ ARGUMENTS = [
     DeclareLaunchArgument(
         "scale_source",
         default_value="",
-        choices=["", *scale_choices()],
         description="source of the metric scale; rig: distances between the cameras, from "
-        "/tf_static or rig.poses; empty: as in params_file",
+        "/tf_static or rig.poses; several: rig+odometry; empty: as in params_file",
     ),
     DeclareLaunchArgument(
         "image_transport",

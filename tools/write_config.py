@@ -61,6 +61,8 @@ def _allowed(parameter: Parameter) -> Iterable[str]:
     if parameter.choices:
         # In quotes, because an unquoted true is a bool, which ROS refuses for a string.
         yield "one of " + ", ".join(_value(c) for c in parameter.choices)
+    if parameter.several:
+        yield "or a list of them"
     if low is not None and high is not None:
         yield f"{low:g} to {high:g}"
     elif low is not None:

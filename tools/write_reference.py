@@ -125,7 +125,8 @@ def _value(value: Any) -> str:
 
 def _allowed(p: Any) -> str:
     if p.choices:
-        return ", ".join(f"`{choice}`" for choice in p.choices)
+        several = "; or a list of them" if p.several else ""
+        return ", ".join(f"`{choice}`" for choice in p.choices) + several
     ends = [f"{end:g}" if end is not None else "" for end in (p.low, p.high)]
     return f"{ends[0] or '...'} to {ends[1] or '...'}" if any(ends) else ""
 

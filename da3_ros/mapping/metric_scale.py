@@ -17,7 +17,15 @@ from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.mapping.map_table import MapListener, MapTable
 from da3_ros.scale_sources import scale_source
 from da3_ros.scale_sources.estimates import FLOOR, Estimate
-from da3_ros.types import Array, FloatImage, Scale, Window, WindowEstimate
+from da3_ros.types import (
+    Array,
+    FloatImage,
+    Scale,
+    ScaleMeasurement,
+    View,
+    Window,
+    WindowEstimate,
+)
 
 MAX_SIGMA = 0.15  # relative standard deviation above which the scale is still unknown
 
@@ -52,8 +60,10 @@ class ScaleFilter:
 
     def wants_metric_model(self, window_id: int) -> bool:
         """True if the metric model should run: for the first windows, then for every nth one."""
-        due = self.estimator.few or window_id % self.config.metric_every == 0
-        return self.source.needs_metric_model and due
+        both = zip(self.source.members, self.estimator.members, strict=True)
+        asking = [estimator for source, estimator in both if source.needs_metric_model]
+        few = any(estimator.few for estimator in asking)
+        return bool(asking) and (few or window_id % self.config.metric_every == 0)
 
     def change_unit(self, factor: float) -> None:
         """Takes over that lengths in the chain are now ``factor`` times what they were.
@@ -77,6 +87,7 @@ class ScaleFilter:
         if not self.source.learns:
             return Scale(name, 1.0) if self.declared else Scale()
         self._follow(self.estimator.estimate())
+        name = self.estimator.counted or name
         return Scale() if self._value is None else Scale(name, self._value, self._sigma)
 
     def _follow(self, target: Estimate | None) -> None:
@@ -198,11 +209,23 @@ class MapScale(MapListener):
         The measurement and the chain's scale are both uncertain. Together with the overlap
         views, this estimate keeps the unit of a long chain from drifting.
         """
-        estimates, known = estimate.measure, self.scale
-        if estimates is None or not known.metric or not self.source.learns:
+        if not self.scale.metric or not self.source.learns:
             return None
-        value, sigma = estimates.value / known.value, math.hypot(estimates.sigma, known.sigma)
-        return (value, sigma) if value > 0 and math.isfinite(value + sigma) else None
+        found = []
+        for one, known in zip(estimate.measures, self._scales_by_member(), strict=True):
+            if one is None or known is None:
+                continue
+            value, sigma = one.value / known.value, math.hypot(one.sigma, known.sigma)
+            if value > 0 and math.isfinite(value + sigma):
+                found.append((value, sigma))
+        return min(found, key=lambda unit: unit[1], default=None)
+
+    def _scales_by_member(self) -> list[ScaleMeasurement | None]:
+        """Returns metres per unit of odometry by each source; of one alone, as published."""
+        if len(self.source.members) == 1:
+            return [ScaleMeasurement(self.scale.value, self.scale.sigma)]
+        found = [member.estimate() for member in self.filter.estimator.members]
+        return [None if e is None else ScaleMeasurement(math.exp(e.log), e.sigma) for e in found]
 
     def change_unit(self, *, depth: float, motion: float) -> None:
         """Takes over by which factors depths and motions of odometry are longer now, because a
@@ -223,14 +246,22 @@ class MapScale(MapListener):
         if self.source.learns:
             self.filter.change_unit(1.0)
 
+    def doubt_rig(self) -> None:
+        """Holds the scale as far as a rig gave it, which tracks contradict."""
+        by_rig = [source.needs_rig for source in self.source.members]
+        if all(by_rig):
+            self.doubt()
+        else:
+            self.filter.estimator.restart_members(by_rig)
+
     def update(
         self, window: Window, estimate: WindowEstimate, T_local_window: Similarity | None,
         *, own_motion: bool = True,
     ) -> Scale:  # fmt: skip
         """Returns the scale at a window; ``T_local_window`` is None for a refused one.
 
-        own_motion: False if the poses are those of the odometry itself, unconfirmed: compared
-        with these, any odometry would be right.
+        own_motion: False if the poses are those of the odometry itself: compared with these, any
+        odometry would be right, unless the window's measurement confirms them.
         """
         self._begun = True
         if T_local_window is None:
@@ -283,22 +314,39 @@ class MapScale(MapListener):
         self, window: Window, estimate: WindowEstimate, T_local_window: Similarity,
         own_motion: bool,
     ) -> None:  # fmt: skip
-        """Adds a window's measurement and motions to the filter."""
-        estimator = self.filter.estimator
-        unit = T_local_window.scale
-        if estimate.measure is not None:
-            estimator.add(estimate.measure, unit)
-        if not own_motion:
-            estimator.interrupt_motion()
-            return
-        fresh = range(len(window.views) - window.new, len(window.views))
-        camera = window.views[fresh.start].camera  # one camera's motion is the rig's
-        for index in (i for i in fresh if window.views[i].camera == camera):
-            depth = estimate.depth[index]
-            known = depth[np.isfinite(depth)]
-            typical = float(np.median(known)) * unit if known.size else math.nan
-            T_local_camera = T_local_window.pose(estimate.T_window_camera[index])
-            estimator.add_motion(window.views[index], T_local_camera, typical)
+        """Adds a window's measurements and motions to the estimators."""
+        witnesses = []  # of the camera's motion
+        members = zip(
+            self.source.members, self.filter.estimator.members, estimate.measures, strict=True
+        )
+        for source, estimator, measure in members:
+            if measure is not None:
+                estimator.add(measure, T_local_window.scale)
+            if own_motion or measure is not None or not source.needs_prior:
+                witnesses.append(estimator)
+            else:
+                estimator.interrupt_motion()
+        for view, T_local_camera, depth in _motions(window, estimate, T_local_window):
+            for estimator in witnesses:
+                estimator.add_motion(view, T_local_camera, depth)
+            self.filter.estimator.note_way(T_local_camera, depth)
+
+
+def _motions(
+    window: Window, estimate: WindowEstimate, T_local_window: Similarity
+) -> list[tuple[View, Array, float]]:
+    """Returns the new views of the first camera, whose motion is the rig's, with their poses
+    [4, 4] in ``local`` and typical depths in the same unit; NaN: unknown."""
+    fresh = range(len(window.views) - window.new, len(window.views))
+    camera = window.views[fresh.start].camera
+    found = []
+    for index in (i for i in fresh if window.views[i].camera == camera):
+        depth = estimate.depth[index]
+        known = depth[np.isfinite(depth)]
+        typical = float(np.median(known)) * T_local_window.scale if known.size else math.nan
+        T_local_camera = T_local_window.pose(estimate.T_window_camera[index])
+        found.append((window.views[index], T_local_camera, typical))
+    return found
 
 
 class OdomFrame:

@@ -301,33 +301,30 @@ def in_refined_unit(
     network: WindowEstimate,
     refined: WindowEstimate,
     result: RefinedWindow,
-    *,
-    by_depth: bool,
-    by_rig: bool,
+    kinds: Sequence[tuple[bool, bool]],
 ) -> WindowEstimate:
-    """Returns a refined estimate with the network's scale measurement in its new unit; without
-    one if a focal length was found, because what was measured has its error.
+    """Returns a refined estimate with the network's scale measurements in its new unit; without
+    those if a focal length was found, because what was measured has its error.
 
-    network: the estimate before. by_depth: whether its depth was measured; else the unit of its
-    poses, which tracks may bring to another one. Refined poses themselves are no measurement:
-    those of earlier windows hold them, so that they repeat one error.
+    network: the estimate before. kinds: of each measurement, whether it is by depth, else the unit
+    of its poses, which tracks may bring to another one; and whether it is by the rig, whose metre
+    the tracks measure themselves. Refined poses themselves are no measurement: those of earlier
+    windows hold them, so that they repeat one error.
     """
-    metre, measure = result.views.metre, network.measure
-    if by_rig and metre is not None and result.views.metre_is_known:
-        value = result.T_local_window.scale / math.exp(metre.log)
-        return dataclasses.replace(refined, measure=ScaleMeasurement(value, metre.sigma))
-    if by_rig and result.views.metre_is_open:
-        return dataclasses.replace(refined, measure=None)
-    if measure is None:
-        return refined
-    if result.change != NO_CHANGE:
-        return dataclasses.replace(refined, measure=None)
-    if by_depth:
-        factor = float(np.median(result.factors))
-        found: ScaleMeasurement | None = dataclasses.replace(measure, value=measure.value / factor)
-    else:
-        found = _by_positions(window, network, refined, measure)
-    return dataclasses.replace(refined, measure=found)
+    found: list[ScaleMeasurement | None] = []
+    for measure, (by_depth, by_rig) in zip(network.measures, kinds, strict=True):
+        metre, open_ = result.views.metre, by_rig and result.views.metre_is_open
+        if by_rig and metre is not None and result.views.metre_is_known:
+            value = result.T_local_window.scale / math.exp(metre.log)
+            found.append(ScaleMeasurement(value, metre.sigma))
+        elif measure is None or result.change != NO_CHANGE or open_:
+            found.append(None)
+        elif by_depth:
+            factor = float(np.median(result.factors))
+            found.append(dataclasses.replace(measure, value=measure.value / factor))
+        else:
+            found.append(_by_positions(window, network, refined, measure))
+    return dataclasses.replace(refined, measures=tuple(found))
 
 
 def _by_positions(

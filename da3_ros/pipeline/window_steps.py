@@ -180,23 +180,19 @@ class WindowSteps(MapListener):
             metre_known |= refined.views.metre_is_known or refined.views.metre_is_open
         if not metre_known:
             scale.source.report_missing()
-        if scale.source.needs_rig and self.refinement.gave_up_metre:
-            scale.doubt()
+        if self.refinement.gave_up_metre:
+            scale.doubt_rig()
         if refined is None:
             return PlacedWindow(window, prediction, aligned, alignment, depth)
         by_tracks = in_refined_unit(
-            window,
-            aligned,
-            by_tracks,
-            refined,
-            by_depth=scale.source.by_depth,
-            by_rig=scale.source.needs_rig,
-        )
+            window, aligned, by_tracks, refined,
+            [(source.by_depth, source.needs_rig) for source in scale.source.members],
+        )  # fmt: skip
         depth = refined.scaled(depth)
         return PlacedWindow(window, prediction, by_tracks, alignment, depth, refined)
 
     def _measured(self, window: Window, estimate: WindowEstimate) -> WindowEstimate:
-        """Returns the estimate with the scale source's measurement of its unit, and with the
+        """Returns the estimate with the scale sources' measurements of its unit, and with the
         prior's poses if they are published."""
         scale = self.scene_map.scale
         if scale.filter.wants_metric_model(window.id):
@@ -204,10 +200,12 @@ class WindowSteps(MapListener):
         if window.T_prior_camera is not None:
             self.counters["windows_with_prior"] += 1
         by_prior = unit_by_prior(window, estimate)
-        measure = None
-        if not (scale.source.needs_rig and self.refinement.knows_metre):
-            measure = scale.source.measure(window, estimate, by_prior)
-        estimate = dataclasses.replace(estimate, measure=measure)
+        measures = tuple(
+            None if source.needs_rig and self.refinement.knows_metre
+            else source.measure(window, estimate, by_prior)
+            for source in scale.source.members
+        )  # fmt: skip
+        estimate = dataclasses.replace(estimate, measures=measures)
         return self.odometry.prior.apply(window, estimate, by_prior)
 
     def _take_over(self, placed: PlacedWindow) -> Scale:
@@ -222,11 +220,10 @@ class WindowSteps(MapListener):
         if self.blind.sight.attempts:  # found by keyframes: the newest views are elsewhere
             self.odometry.overlap_views.forget_newest()
         fits = placed.alignment.accepted or window.new == len(window.views)
-        measured = placed.estimate.measure is not None
         scale = self.scene_map.update_scale(
             window, placed.estimate, placed.alignment.T_local_window if fits else None,
-            # The prior's own poses are a witness only where the network's motion agrees with them.
-            own_motion=measured or not self.odometry.prior.leads_poses(window),
+            # To the prior itself its poses are a witness only where the network agrees with them.
+            own_motion=not self.odometry.prior.leads_poses(window),
         )  # fmt: skip
         self.scene_map.add_drift(placed)
         return scale

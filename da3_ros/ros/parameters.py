@@ -88,13 +88,16 @@ def descriptor(parameter: Parameter) -> ParameterDescriptor:
     """Returns description, range and choices of one parameter."""
     out = ParameterDescriptor(description=parameter.text)
     if parameter.choices:
-        out.additional_constraints = "one of " + ", ".join(parameter.choices)
+        several = "; or a list of them" if parameter.several else ""
+        out.additional_constraints = "one of " + ", ".join(parameter.choices) + several
     if not parameter.live:
         note = "cannot change while the node is configured"
         out.additional_constraints = "; ".join(filter(None, (out.additional_constraints, note)))
     # An empty list has no type in ROS (bytes in rclpy, none in a YAML file), and YAML reads a bare
-    # `off` as a boolean: NodeConfig checks the types of these instead.
-    out.dynamic_typing = parameter.items is not None or "off" in parameter.choices
+    # `off` as a boolean: NodeConfig checks the types of these instead, and of a text or a list.
+    out.dynamic_typing = (
+        parameter.items is not None or parameter.several or "off" in parameter.choices
+    )
     _add_range(out, parameter)
     return out
 

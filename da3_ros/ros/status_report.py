@@ -75,7 +75,7 @@ def status(node: NodeFacts, stream: Stream | None) -> Any:
         output_hz=stream.published.rate_hz(),
         latency_median_s=median,
         latency_p95_s=p95,
-        scale_source="map" if scale and scale.source == "map" else config.scale.source,
+        scale_source=scale.source if scale and scale.metric else config.scale.source,
         scale=scale.value if scale else math.nan,
         scale_sigma=scale.sigma if scale else math.nan,
         map_points=sum(len(scene.map) for scene in scenes),
@@ -155,10 +155,23 @@ def _alignment(stream: Stream | None) -> dict[str, Any]:
             "loops_closed": sum(p.loops.closed for p in stream.pipelines),
             "joins_undone": sum(p.loops.undone for p in stream.pipelines),
         }
+        | _scales(stream)
         | _following(stream)
         | _refinement(stream, report)
         | _dense(stream)
     )
+
+
+def _scales(stream: Stream) -> dict[str, Any]:
+    """Returns what each of several sources of metres says: metres per unit of odometry, the
+    relative standard deviation, and whether it counts."""
+    found: dict[str, Any] = {}
+    for one in stream.pipeline.scale.filter.estimator.states:
+        said = one.estimate
+        found[f"scale_{one.name}"] = math.nan if said is None else math.exp(said.log)
+        found[f"scale_sigma_{one.name}"] = math.nan if said is None else said.sigma
+        found[f"scale_state_{one.name}"] = one.state
+    return found
 
 
 def _following(stream: Stream) -> dict[str, Any]:

@@ -57,9 +57,17 @@ def scale_choices() -> tuple[str, ...]:
     return tuple(SCALE_SOURCES)
 
 
-def scale_source(name: str) -> ScaleSource:
-    """Returns a new source by its value of parameter `scale.source`, which must be in the table.
+def scale_source(value: str) -> ScaleSource:
+    """Returns a new source by the value of parameter `scale.source`: a name of the table, or
+    several with ``PLUS`` between, which are combined.
 
     One that measures has what it needs to remember of a scene.
     """
-    return SCALE_SOURCES[name]()
+    from da3_ros.parameter_schema import PLUS
+
+    names = value.split(PLUS)
+    if len(names) == 1:
+        return SCALE_SOURCES[value]()
+    from da3_ros.scale_sources.combined import CombinedSource
+
+    return CombinedSource({name: SCALE_SOURCES[name]() for name in names})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,13 +24,33 @@ class Estimate:
 
     log: float  # natural logarithm of the value
     sigma: float  # its standard deviation, which is the value's relative one
+    # The part of it that other estimates of the chain have too: the drift of the chain's unit.
+    shared: float = FLOOR
+
+
+@dataclass(frozen=True)
+class MemberState:
+    """What one of several sources says of a chain's scale."""
+
+    name: str
+    state: str  # counts, left out, silent, unknown
+    estimate: Estimate | None  # None: unknown
 
 
 class MeasurementFilter:
     """Averages the newest measurements of windows that agree. Ignores motions."""
 
+    # Of an estimator that combines sources: the names of those that count, and the state of each.
+    counted = ""
+    states: tuple[MemberState, ...] = ()
+
     def __init__(self) -> None:
         self._measurements: deque[Estimate] = deque(maxlen=MAX_MEASUREMENTS)
+
+    @property
+    def members(self) -> tuple[MeasurementFilter, ...]:
+        """The estimators of the sources that it combines; itself, if it combines none."""
+        return (self,)
 
     @property
     def few(self) -> bool:
@@ -54,6 +75,15 @@ class MeasurementFilter:
         """Takes over that the motion from the last frame to the next is unknown."""
         return
 
+    def note_way(self, T_local_camera: Array, depth: float) -> None:
+        """Notes the pose of each frame that ``add_motion`` may get, also of those that it does
+        not get, for what ages with the way of the camera."""
+        return
+
+    def restart_members(self, chosen: Sequence[bool]) -> None:
+        """Forgets what the chosen ones of several combined sources have measured."""
+        return
+
     def estimate(self) -> Estimate | None:
         """Returns the mean of the measurements that agree; None if they are too few."""
         if self.few:
@@ -62,7 +92,7 @@ class MeasurementFilter:
         good = logs[inliers(logs)]
         own = float(np.median([m.sigma for m in self._measurements]))
         newest, sigma = best_average(good, own, MIN_MEASUREMENTS)
-        return Estimate(float(good[-newest:].mean()), sigma)
+        return Estimate(float(good[-newest:].mean()), sigma, drift_of(good, newest))
 
 
 def inliers(logs: Array) -> Array:
@@ -90,6 +120,12 @@ def best_average(logs: Array, own: float, fewest: int) -> tuple[int, float]:
     common = max(own**2 - noise * by_chance, 0.0)
     variance = common + few * noise / newest + drift * newest / 3
     return newest, math.hypot(math.sqrt(variance), FLOOR)
+
+
+def drift_of(logs: Array, newest: int) -> float:
+    """Returns the standard deviation that the unit's drift gives the mean of the ``newest`` of the
+    measurements [M]."""
+    return math.hypot(math.sqrt(_noise_and_drift(logs)[1] * newest / 3), FLOOR)
 
 
 def _noise_and_drift(logs: Array) -> tuple[float, float]:

@@ -24,6 +24,14 @@ class ScaleSource:
     needs_prior = False  # whether it needs the robot's own poses: topic `odometry` without others
     needs_rig = False  # whether it needs the poses of the cameras on the rig
     needs_metric_model = False  # whether a metric network measures windows for it
+    # Relative standard deviation of an error that all measurements of a scene have, and that none
+    # of them states; it counts where several sources are combined.
+    bias = 0.0
+
+    @property
+    def members(self) -> tuple[ScaleSource, ...]:
+        """The sources that it combines; itself, if it combines none."""
+        return (self,)
 
     @property
     def learns(self) -> bool:

@@ -11,6 +11,7 @@ class MetricDepth(ScaleSource):
 
     by_depth = True
     needs_metric_model = True
+    bias = 0.1  # from one kind of scene to another; assumed, not measured
 
 
 def scale_of_depth(measure: ScaleMeasurement | None) -> Scale:

@@ -7,7 +7,13 @@ from collections import deque
 
 import numpy as np
 
-from da3_ros.scale_sources.estimates import Estimate, MeasurementFilter, best_average, inliers
+from da3_ros.scale_sources.estimates import (
+    Estimate,
+    MeasurementFilter,
+    best_average,
+    drift_of,
+    inliers,
+)
 from da3_ros.scale_sources.interface import ScaleSource
 from da3_ros.types import Array, ScaleMeasurement, View, Window, WindowEstimate
 
@@ -71,7 +77,7 @@ class OdometryRatio:
             return None
         newest, sigma = best_average(logs[good], 0.0, MIN_STRETCHES)
         distance_m, distance = np.array(self._distances)[good][-newest:].sum(axis=0)
-        return Estimate(math.log(distance_m / distance), sigma)
+        return Estimate(math.log(distance_m / distance), sigma, drift_of(logs[good], newest))
 
 
 def _motion(T_start: Array, T_end: Array) -> Array:

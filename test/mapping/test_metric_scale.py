@@ -10,7 +10,10 @@ from da3_ros.config import ScaleConfig
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.map_table import MapTable
 from da3_ros.mapping.metric_scale import MapScale, OdomFrame, ScaleFilter
-from da3_ros.types import Prediction, Scale, ScaleMeasurement, View, Window
+from da3_ros.scale_sources import SCALE_SOURCES
+from da3_ros.scale_sources.estimates import MeasurementFilter
+from da3_ros.scale_sources.interface import ScaleSource
+from da3_ros.types import Scale, ScaleMeasurement, View, Window, WindowEstimate
 
 
 def follow(config, values, windows_each=1):
@@ -145,15 +148,53 @@ def test_the_factor_of_what_a_source_measures_counts(source, value):
     window = Window(0, (View(0, 0, "", np.zeros((2, 2, 3), np.uint8)),), 1)
     measure = ScaleMeasurement(4.0, 0.02)
     ones = np.ones((1, 2, 2), np.float32)
-    prediction = Prediction(ones, ones, np.eye(4)[None], np.eye(3)[None], measure=measure)
+    estimate = WindowEstimate(ones, ones, np.eye(4)[None], np.eye(3)[None], measures=(measure,))
     for _ in range(3):
-        found = scale.update(window, prediction, Similarity(1.0, np.eye(3), np.zeros(3)))
+        found = scale.update(window, estimate, Similarity(1.0, np.eye(3), np.zeros(3)))
     assert found.value == pytest.approx(1.0 if source == "fixed" else 4.0)
     before = scale.metres
     scale.change_unit(depth=2.0, motion=4.0)
-    prediction = dataclasses.replace(prediction, measure=None)
-    again = scale.update(window, prediction, Similarity(1.0, np.eye(3), np.zeros(3)))
+    estimate = dataclasses.replace(estimate, measures=(None,))
+    again = scale.update(window, estimate, Similarity(1.0, np.eye(3), np.zeros(3)))
     assert again.value == pytest.approx(value)
     assert scale.metres == pytest.approx(before)  # older parts of the map stay as they are
     longer = 4.0 / value if source != "fixed" else 1.0  # one map unit, in the new unit
     assert longer * scale.unit == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_poses_of_the_odometry_itself_are_no_witness_of_its_metres(measured, monkeypatch):
+    """Unless the network's motion confirms them. To a source that needs no odometry they are."""
+
+    class Seen(MeasurementFilter):
+        def __init__(self):
+            super().__init__()
+            self.views, self.interrupted = [], 0
+
+        def add_motion(self, view, T_local_camera, depth):
+            self.views.append(view)
+
+        def interrupt_motion(self):
+            self.interrupted += 1
+
+    class Own(ScaleSource):
+        def estimator(self):
+            return Seen()
+
+    class Needy(Own):
+        needs_prior = True
+
+    monkeypatch.setitem(SCALE_SOURCES, "own", Own)
+    monkeypatch.setitem(SCALE_SOURCES, "needy", Needy)
+    scale = MapScale(ScaleConfig(source="own+needy"))
+    own, needy = scale.filter.estimator.members
+    ones = np.ones((1, 2, 2), np.float32)
+    measure = ScaleMeasurement(2.0, 0.01) if measured else None
+    estimate = WindowEstimate(
+        ones, ones, np.eye(4)[None], np.eye(3)[None], measures=(None, measure)
+    )
+    window = Window(0, (view_with(None),), 1)
+    scale.update(window, estimate, Similarity(1.0, np.eye(3), np.zeros(3)), own_motion=False)
+    assert len(own.views) == 1
+    assert own.interrupted == 0
+    assert (len(needy.views), needy.interrupted) == ((1, 0) if measured else (0, 1))

@@ -102,40 +102,24 @@ class SkyMetricModel(MetricModel):
         return dataclasses.replace(super().measure(window, estimate), sky=sky)
 
 
-def run_metric(metric_model, monkeypatch=None, **values):
+def run_metric(metric_model):
     camera = SyntheticCamera(seed=3, size=SIZE, walk="loop", frames=10, rate_hz=4.0)
     frames = list(camera)
     settings = {
         "model": "da3-tiny", "process_res": SIZE[0], "window.size": 5, "map.voxel_m": 0.05,
         "scale.source": "metric_model", "scale.metric_every": 1, "refinement.enabled": False,
-        **values,
     }  # fmt: skip
     config = config_from_parameters(settings)
     pipeline, results = Pipeline(config, TruthSession(frames), metric_model), []
-    own = []
-    update = pipeline.scene_map.update_scale
-    if monkeypatch is not None:
-        monkeypatch.setattr(
-            pipeline.scene_map, "update_scale",
-            lambda *a, own_motion: own.append(own_motion) or update(*a, own_motion=own_motion),
-        )  # fmt: skip
-    for f, T in zip(frames, odometry_of(camera, frames), strict=True):
-        given = {"T_prior_camera": T} if values else {}
-        frame = Frame(f.stamp_ns, f.image, "camera", calibration=camera.calibration, **given)
+    for f in frames:
+        frame = Frame(f.stamp_ns, f.image, "camera", calibration=camera.calibration)
         results += pipeline.push(frame)
-    return results + list(pipeline.flush()), own
+    return results + list(pipeline.flush())
 
 
 def test_sky_that_the_metric_model_sees_is_published():
-    results, _ = run_metric(SkyMetricModel())
+    results = run_metric(SkyMetricModel())
     depth = results[-1].depth_m
     rows = depth.shape[0] // 4
     assert np.isposinf(depth[: rows - 1]).all()
     assert np.isfinite(depth[rows + 1 :]).mean() > 0.8
-
-
-def test_motion_counts_where_the_scale_source_measured(monkeypatch):
-    prior = {"pose_prior.source": "odometry", "pose_prior.output": "prior"}
-    _, own = run_metric(MetricModel(), monkeypatch, **prior)
-    assert len(own) > 4
-    assert all(own)

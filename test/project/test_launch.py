@@ -14,7 +14,6 @@ from da3_ros.config import NodeConfig, config_from_parameters
 from da3_ros.messages.outputs import FRAME_TOPICS, output_topics
 from da3_ros.parameter_schema import flatten, parameters
 from da3_ros.ros.launch_helpers import PROFILE_VARIABLES, image_profile, interpreter_options
-from da3_ros.scale_sources import scale_choices
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "config" / "da3.yaml"
@@ -63,7 +62,7 @@ def arguments(file):
 def choices_of(given):
     """The choices of an argument that has this source."""
     source = ast.unparse(given["choices"]) if "choices" in given else "[]"
-    return eval(source, {"scale_choices": scale_choices})
+    return eval(source)
 
 
 def constant(file, name):
@@ -134,7 +133,7 @@ def test_arguments_for_several_cameras_offer_the_parameters():
         if name == "use_sim_time":
             continue
         assert kind is type(known[parameter].value), name
-        allowed = known[parameter].choices
+        allowed = () if known[parameter].several else known[parameter].choices
         assert choices_of(given) == (["", *allowed] if allowed else []), name
     known = {p.name: p for p in parameters(
         pytest.importorskip("da3_ros.ros.synthetic_camera").CameraConfig())}  # fmt: skip

@@ -73,6 +73,29 @@ def test_off_needs_no_quotes(node_of):
     assert (config.mixed_precision, config.compile) == ("off", "off")
 
 
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [
+        ("odometry", "odometry"),
+        ("[odometry, metric_model]", "odometry+metric_model"),
+        ("odometry+metric_model", "odometry+metric_model"),
+    ],
+)
+def test_sources_of_metres_are_a_word_or_a_list(node_of, tmp_path, given, value):
+    """From the command line, from a file, and set later."""
+    from rclpy.parameter import Parameter
+
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"/**:\n  ros__parameters: {{scale: {{source: {given}}}}}\n")
+    for words in (("-p", f"scale.source:={given}"), ("--params-file", str(file))):
+        node = node_of(*words)
+        assert parameters.read(node).pipeline.scale.source == value
+    later = node_of()
+    new = given.strip("[]").split(", ") if given.startswith("[") else given
+    assert later.set_parameters([Parameter("scale.source", value=new)])[0].successful
+    assert parameters.read(later).pipeline.scale.source == value
+
+
 @pytest.fixture
 def da3():
     """The node itself, unconfigured."""

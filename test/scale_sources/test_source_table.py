@@ -188,6 +188,38 @@ def test_a_metric_model_runs_for_a_toy_that_needs_it(walk, add, needed):
     np.testing.assert_allclose(ratio, 0.5, rtol=0.02)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("error", [1.0, 1.5])
+def test_a_toy_measures_as_a_member_of_a_list(walk, add, caplog, error):
+    """Beside odometry, and a metric model that decides between them."""
+    true = {f.stamp_ns: f.T_room_camera[:3, 3] for f in walk[1]}
+
+    class Tape(ScaleSource):
+        def measure(self, window, estimate, by_prior):
+            if len(window.views) < 4:
+                return None
+            seen = np.diff(estimate.T_window_camera[:, :3, 3], axis=0)
+            room = np.diff([true[view.stamp_ns] for view in window.views], axis=0)
+            ratio = np.linalg.norm(room, axis=1).sum() / np.linalg.norm(seen, axis=1).sum()
+            return ScaleMeasurement(error * ratio, 0.02)
+
+    add(Tape)
+    session = TruthSession(walk[1])
+    sources = ["toy", "odometry", "metric_model"]
+    given = {"scale.source": sources, "scale.metric_every": 3, "window.size": 5}
+    pipeline, pairs = run_walk(walk, session, Ruler(session), **given)
+    newest = pairs[-1][0].scale
+    assert newest.source == ("toy+" * (error == 1.0) + "odometry+metric_model")
+    known = [(r, f) for r, f in pairs if r.scale.metric]
+    assert len(known) > 20
+    assert np.nanmedian(known[-1][0].depth_m / known[-1][1].depth) == pytest.approx(1.0, rel=0.03)
+    for r, f in known:  # never wrong by more than it states
+        assert abs(np.log(np.nanmedian(r.depth_m / f.depth))) < max(0.03, 3 * r.scale.sigma)
+    assert ("toy differs by 5" in caplog.text) == (error > 1)
+    said = {s.name: s for s in pipeline.scale.filter.estimator.states}
+    assert said["toy"].state == ("left out" if error > 1 else "counts")
+
+
 def test_what_a_single_image_network_cannot_measure_is_refused(add):
     add(Spacing)
     with pytest.raises(ConfigError, match=r"scale\.source toy cannot measure its scale"):
