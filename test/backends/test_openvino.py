@@ -78,7 +78,7 @@ def assert_equal(found, expected):
 
 
 # Number of views, of new ones, and which are wanted; each shape is compiled.
-SIZES = [((3, 1, (2,)), (4, 0, None)), ((5, 2, (0, 3, 4)), (8, 1, (7,)))]
+SIZES = [((3, 1, (2,)),), ((4, 0, None), (5, 2, (0, 3, 4)), (8, 1, (7,)))]
 
 
 @pytest.mark.parametrize("poses", long_after(1, [False, True]))

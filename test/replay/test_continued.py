@@ -137,8 +137,7 @@ def assert_same(a, b):
 
 
 CASES = {
-    "imu": ("imu.enabled:=true",),
-    "loops": ("loop.every:=1",),
+    "loops": ("loop.every:=1", "imu.enabled:=true"),
     "odometry": ("pose_prior.source:=odometry", "scale.source:=odometry"),
     "floor": ("scale.source:=fixed", "level.source:=ground", "keyframe.parallax:=0.02"),
     "spilled": ("map.max_points:=20000", "keyframe.parallax:=0.02", "refinement.enabled:=false"),
