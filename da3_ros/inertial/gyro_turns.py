@@ -108,6 +108,13 @@ class _Gyro:
             return math.nan
         return math.sqrt(self.missed / self.turned)
 
+    @property
+    def state(self) -> str:
+        """What the camera's rotations say of it: agrees, contradicts, unknown."""
+        if self.share > DISAGREES:
+            return "contradicts"
+        return "agrees" if self.share < AGREES else "unknown"
+
 
 class GyroTurns:
     """The rotations of one scene's cameras by the gyro. Not thread-safe."""
@@ -140,14 +147,23 @@ class GyroTurns:
         camera, and its standard deviation, rad; None: not measured."""
         return turn_between(self.pose(first), self.pose(second))
 
+    @property
+    def states(self) -> dict[str, tuple[str, float]]:
+        """By camera: whether its rotations say that the gyro ``agrees`` or ``contradicts``, or
+        ``unknown``, and the size of the gyro's bias, rad/s."""
+        return {
+            camera: (gyro.state, float(np.linalg.norm(gyro.bias)))
+            for camera, gyro in self._gyros.items()
+        }
+
     def agrees(self, camera: str) -> bool:
         """Whether the gyro's rotations are those of a camera."""
         gyro = self._gyros.get(camera)
-        return gyro is not None and gyro.share < AGREES
+        return gyro is not None and gyro.state == "agrees"
 
     def contradicted(self) -> str | None:
         """Returns the camera whose rotations the gyro contradicts; None: of none."""
-        return next((c for c, g in self._gyros.items() if g.share > DISAGREES), None)
+        return next((c for c, g in self._gyros.items() if g.state == "contradicts"), None)
 
     def learn(
         self, views: Iterable[View], poses: Mapping[int, Array], *, by_tracks: bool = True

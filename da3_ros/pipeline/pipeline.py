@@ -55,6 +55,7 @@ class Pipeline:
         self.inference, self.builder = inference, self._steps.builder
         self.odometry, self.scene_map = self._steps.odometry, self._steps.scene_map
         self.refinement, self.pose_search = self._steps.refinement, self._steps.pose_search
+        self.gyro = self._steps.gyro
         self.scale, self.loops = self.scene_map.scale, self.scene_map.loops
         self.config, self.session = config, session
         self._steps.start_at_origin()

@@ -156,6 +156,7 @@ def _alignment(stream: Stream | None) -> dict[str, Any]:
             "joins_undone": sum(p.loops.undone for p in stream.pipelines),
         }
         | _scales(stream)
+        | _imu(stream)
         | _following(stream)
         | _refinement(stream, report)
         | _dense(stream)
@@ -172,6 +173,20 @@ def _scales(stream: Stream) -> dict[str, Any]:
         found[f"scale_sigma_{one.name}"] = math.nan if said is None else said.sigma
         found[f"scale_state_{one.name}"] = one.state
     return found
+
+
+def _imu(stream: Stream) -> dict[str, Any]:
+    """Returns whether the cameras' rotations confirm the gyro, and frames without its data."""
+    if stream.imu is None:
+        return {}
+    known = [state for p in stream.pipelines for state in p.gyro.states.items()]
+    states = {f"{camera}: {one}" if camera else one for camera, (one, _) in known}
+    return {
+        "imu": ", ".join(sorted(states)) or "no data",
+        "gyro_bias_deg_s": math.degrees(_longest([math.nan, *(bias for _, (_, bias) in known)])),
+        "frames_without_imu": stream.imu.without,
+        "gaps_bridged": sum(p.counters["gaps_bridged"] for p in stream.pipelines),
+    }
 
 
 def _following(stream: Stream) -> dict[str, Any]:

@@ -53,6 +53,9 @@ class ImuHistory:
         self._ahead: ImuSample | None = None  # after a jump back in the recording
         self._lock = threading.Lock()  # callbacks add while a worker reads
 
+    def __len__(self) -> int:
+        return len(self._stamps)
+
     def add(self, sample: ImuSample) -> None:
         """Adds a sample; a late one is put in its place, a repeated stamp is dropped. A stamp that
         jumps back starts a new history."""
@@ -131,7 +134,7 @@ class ImuInput:
     ) -> None:
         """transforms: for the mount of the IMU on the camera."""
         self.config, self._transforms = config, transforms
-        self.history = history or ImuHistory()
+        self.history = ImuHistory() if history is None else history
         self.without = 0  # frames without a stretch, but for the first one of each camera
         self._last_ns: dict[str, int] = {}  # stamp of the last frame, by camera
         self._force, self._force_s = 0.0, 0.0  # integral over the newest seconds, and their number

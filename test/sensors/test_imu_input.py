@@ -154,7 +154,7 @@ def test_a_recording_is_read_no_further_than_needed():
     found, _, imu = run(samples(), range(0, 60_000, 100), live=False)
     assert all(found[1:])
     assert read[-1] <= 60_000 / 5
-    assert len(imu.history._stamps) < 4 * 10_000 / 5  # of the last ten seconds
+    assert len(imu.history) < 4 * 10_000 / 5  # of the last ten seconds
 
 
 def test_a_frame_far_after_the_last_one_gets_nothing():
