@@ -633,7 +633,8 @@ def prior_source(config: PipelineConfig) -> str:
 
 def uses_imu(config: PipelineConfig) -> bool:
     """Whether topic `imu` is needed."""
-    return config.imu.enabled or config.level.source == "imu"
+    needed = scale_source(config.scale.source).needs_imu or config.level.source == "imu"
+    return config.imu.enabled or needed
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ numbers; no network, no ROS.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -253,6 +254,10 @@ class MapScale(MapListener):
             self.doubt()
         else:
             self.filter.estimator.restart_members(by_rig)
+
+    def refine(self, poses: Mapping[int, Array]) -> None:
+        """Takes over refined poses [4, 4] in ``local`` of earlier views, by their ids."""
+        self.filter.estimator.refine(poses)
 
     def update(
         self, window: Window, estimate: WindowEstimate, T_local_window: Similarity | None,

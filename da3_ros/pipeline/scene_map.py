@@ -483,6 +483,7 @@ class SceneMap(MapListener):
         moved, unit = refined.moved.get(self._newest_leading), self.scale.unit
         before = None if moved is None else self.scale.shifted(moved[0], self.scale.scale)
         self.scale.change_unit(depth=refined.change.depth, motion=refined.change.motion)
+        self.scale.refine({id: after for id, (_, after, _) in refined.moved.items()})
         self._note_unit(unit)
         if moved is not None and before is not None:
             after = self.scale.shifted(moved[1], self.scale.scale)

@@ -42,6 +42,12 @@ def _rig() -> ScaleSource:
     return RigBaselines()
 
 
+def _imu() -> ScaleSource:
+    from da3_ros.scale_sources.imu import ImuMotion
+
+    return ImuMotion()
+
+
 # By the value of parameter `scale.source`.
 SCALE_SOURCES: dict[str, Callable[[], ScaleSource]] = {
     "none": _none,
@@ -49,6 +55,7 @@ SCALE_SOURCES: dict[str, Callable[[], ScaleSource]] = {
     "metric_model": _metric_model,
     "odometry": _odometry,
     "rig": _rig,
+    "imu": _imu,
 }
 
 

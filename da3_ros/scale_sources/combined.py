@@ -104,6 +104,11 @@ class CombinedFilter(MeasurementFilter):
         for member in self._members:
             member.interrupt_motion()
 
+    def refine(self, poses: Mapping[int, Array]) -> None:
+        """Takes over refined poses [4, 4] in ``local`` of earlier frames, by view id."""
+        for member in self._members:
+            member.refine(poses)
+
     def restart_members(self, chosen: Sequence[bool]) -> None:
         """Forgets what the chosen sources have measured."""
         pairs = zip(self._sources, self._members, chosen, strict=True)

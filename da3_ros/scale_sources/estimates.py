@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,6 +82,10 @@ class MeasurementFilter:
 
     def restart_members(self, chosen: Sequence[bool]) -> None:
         """Forgets what the chosen ones of several combined sources have measured."""
+        return
+
+    def refine(self, poses: Mapping[int, Array]) -> None:
+        """Takes over refined poses [4, 4] in ``local`` of earlier frames, by view id."""
         return
 
     def estimate(self) -> Estimate | None:

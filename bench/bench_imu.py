@@ -1,0 +1,254 @@
+#!/usr/bin/env python3
+"""Scale and gravity from an IMU: errors, time until known, honesty, cost (docs/figures.md).
+
+Usage: bench_imu.py poses|truth|da3-tiny [--runs N] [--seconds N] [--walks ...] [--out FILE]
+       bench_imu.py --euroc FOLDER
+
+The IMU is simulated along rendered walks, with a consumer chip's noise and biases. poses: the
+estimators alone, with exact poses of the camera and with noise. truth, da3-tiny: the pipeline with
+refinement. NEES is that of one quantity: 1 is honest. --euroc: a recording in the layout of EuRoC
+(mav0/imu0, mav0/state_groundtruth_estimate0), with its true poses as the camera's path.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import results_file
+from scipy.spatial.transform import Rotation
+
+from da3_ros.config import config_from_parameters
+from da3_ros.geometry.poses import mean_rotation
+from da3_ros.geometry.similarity import Similarity
+from da3_ros.inertial.noise import ImuNoise
+from da3_ros.inference import open_networks
+from da3_ros.pipeline.pipeline import Pipeline
+from da3_ros.scale_sources import SCALE_SOURCES
+from da3_ros.scale_sources.imu import ImuFilter, ImuMotion
+from da3_ros.synthetic import SyntheticCamera, make_room, make_walk
+from da3_ros.synthetic.imu import imu_samples
+from da3_ros.synthetic.truth import Noise, TruthSession
+from da3_ros.types import Array, Frame, ImuStretch, View
+
+WALKS = ("carried", "drone", "handheld")
+RATE_HZ = 10.0
+AFTER_S = (2, 5, 10, 15, 30)
+SIZE = (224, 168)
+MOUNT = np.eye(4)  # of the IMU: beside the camera, with the axes of a body (x ahead, z up)
+MOUNT[:3, :3] = [[0, -1, 0], [0, 0, -1], [1, 0, 0]]
+MOUNT[:3, 3] = 0.05, 0.02, -0.03
+CHIP = ImuNoise()
+UNIT = 0.4  # units of the path per metre
+PIXELS = Noise(independent=0.02, smooth=0.03, per_frame=0.01, rotation_deg=0.1, translation=0.002)
+
+
+@dataclass(frozen=True)
+class PoseNoise:
+    """Errors of the camera's poses: white, and growing by a share of each step."""
+
+    position_m: float = 0.0
+    rotation_deg: float = 0.0
+    drift: float = 0.0
+
+
+POSES = {
+    "exact": PoseNoise(),
+    "1 % of the way": PoseNoise(0.0, 0.05, 0.01),
+    "3 mm, 0.1 deg": PoseNoise(0.003, 0.1),
+    "10 mm, 0.2 deg": PoseNoise(0.01, 0.2),
+}
+
+
+@dataclass
+class Course:
+    """What an estimator said of one walk, at each of its estimates."""
+
+    seconds: list[float] = field(default_factory=list)
+    error: list[float] = field(default_factory=list)  # of the log scale
+    sigma: list[float] = field(default_factory=list)
+    tilt: list[float] = field(default_factory=list)  # rad
+    tilt_sigma: list[float] = field(default_factory=list)
+    cost_s: list[float] = field(default_factory=list)  # of each frame
+
+    def at(self, seconds: float) -> int | None:
+        """Returns the index of the newest estimate of that time; None before the first one."""
+        found = [i for i, s in enumerate(self.seconds) if s <= seconds + 0.3]
+        return found[-1] if found else None
+
+
+class Probed(ImuFilter):
+    """An ``ImuFilter`` whose estimates are compared with the true poses of its keyframes."""
+
+    def __init__(self, true: dict[int, Array], course: Course) -> None:
+        super().__init__()
+        self._true, self._course = true, course
+        self._begin = min(true)
+
+    def add_motion(self, view: View, T_local_camera: Array, depth: float) -> None:
+        before, start = self.newest, time.perf_counter()
+        super().add_motion(view, T_local_camera, depth)
+        self._course.cost_s.append(time.perf_counter() - start)
+        found = self.estimate()
+        if self.newest is before or self.newest is None or found is None:
+            return
+        paths = np.stack([k.T_local_camera for k in self._keyframes])
+        truth = np.stack([self._true[k.stamp_ns] for k in self._keyframes])
+        fit = Similarity.aligning(truth, paths)
+        c = self._course
+        c.seconds.append((view.stamp_ns - self._begin) / 1e9)
+        c.error.append(found.log - math.log(fit.scale))
+        c.sigma.append(found.sigma)
+        up = self.newest.up_local @ truth_up(truth, paths)
+        c.tilt.append(math.acos(min(up, 1.0)))
+        c.tilt_sigma.append(self.newest.tilt_sigma)
+
+
+def truth_up(true: Array, path: Array) -> Array:
+    """Returns the room's up in the frame of the path, by all its poses."""
+    return np.asarray(mean_rotation(path, true) @ [0.0, 0.0, 1.0])
+
+
+def stamps_of(count: int) -> Array:
+    """Returns int64 [N] stamps of frames."""
+    return 1_000_000_000 + np.round(1e9 * np.arange(count) / RATE_HZ).astype(np.int64)
+
+
+def disturbed(T: Array, noise: PoseNoise, seed: int) -> Array:
+    """Returns poses [N, 4, 4] with noise, in a frame and a unit of their own."""
+    rng, out = np.random.default_rng([seed, 7]), T.copy()
+    step = np.linalg.norm(np.diff(T[:, :3, 3], axis=0, prepend=T[:1, :3, 3]), axis=1)
+    white = noise.position_m * rng.normal(size=(len(T), 3))
+    drift = np.cumsum(noise.drift * step[:, None] * rng.normal(size=(len(T), 3)), axis=0)
+    turn = np.radians(noise.rotation_deg) * rng.normal(size=(len(T), 3))
+    own = Rotation.random(random_state=seed).as_matrix()
+    out[:, :3, :3] = own @ T[:, :3, :3] @ Rotation.from_rotvec(turn).as_matrix()
+    out[:, :3, 3] = UNIT * (T[:, :3, 3] + white + drift) @ own.T
+    return out
+
+
+def poses_course(T: Array, seed: int, noise: PoseNoise, chip: ImuNoise) -> Course:
+    """Runs the estimator alone along a walk [N, 4, 4]."""
+    at, course = stamps_of(len(T)), Course()
+    imu = imu_samples(T, at, T_camera_imu=MOUNT, noise=chip, seed=seed)
+    filter = Probed(dict(zip(at.tolist(), T, strict=True)), course)
+    image = np.zeros((1, 1, 3), np.uint8)
+    stretches: list[ImuStretch | None] = [None, *imu.stretches(at)]
+    for i, (pose, stretch) in enumerate(zip(disturbed(T, noise, seed), stretches, strict=True)):
+        filter.add_motion(View(i, int(at[i]), image, imu=stretch), pose, math.nan)
+    return course
+
+
+def pipeline_course(walk: str, seed: int, count: int, network: str) -> Course:
+    """Runs the pipeline with refinement along a rendered walk."""
+    camera = SyntheticCamera(seed=seed, size=SIZE, walk=walk, frames=count, rate_hz=RATE_HZ)
+    frames, course = list(camera), Course()
+    at = np.array([f.stamp_ns for f in frames])
+    imu = imu_samples(camera.T_room_camera, at, T_camera_imu=MOUNT, noise=CHIP, seed=seed)
+    true = {f.stamp_ns: f.T_room_camera for f in frames}
+
+    class Source(ImuMotion):
+        def estimator(self) -> Probed:
+            self._filter = Probed(true, course)
+            return self._filter
+
+    SCALE_SOURCES["imu"] = Source
+    config = config_from_parameters({
+        "model": "da3-tiny", "process_res": SIZE[0], "loop.enabled": False, "map.enabled": False,
+        "dense.enabled": False, "scale.source": "imu",
+    })  # fmt: skip
+    session = open_networks(config)[0] if network == "da3-tiny" else None
+    pipeline = Pipeline(config, session or TruthSession(frames, noise=PIXELS, seed=seed))
+    stretches: list[ImuStretch | None] = [None, *imu.stretches(at)]
+    for f, stretch in zip(frames, stretches, strict=True):
+        list(pipeline.push(Frame(
+            f.stamp_ns, f.image, calibration=camera.calibration, imu=stretch
+        )))  # fmt: skip
+    list(pipeline.flush())
+    return course
+
+
+def figures(courses: Sequence[Course]) -> dict[str, Any]:
+    """Returns errors of the scale in per cent and of gravity in degrees, over all walks."""
+    out: dict[str, Any] = {
+        "known_s": float(np.median([c.seconds[0] if c.seconds else math.inf for c in courses]))
+    }
+    for after in AFTER_S:
+        found = [(c, i) for c in courses if (i := c.at(after)) is not None]
+        if not found or max(max(c.seconds) for c, _ in found) < after - 1:
+            continue
+        error = np.array([c.error[i] for c, i in found])
+        sigma = np.array([c.sigma[i] for c, i in found])
+        out[f"{after} s"] = {
+            "known": len(found),
+            "error_median": 100 * float(np.median(np.abs(error))),
+            "error_mean": 100 * float(np.mean(error)),
+            "error_largest": 100 * float(np.abs(error).max()),
+            "sigma": 100 * float(np.median(sigma)),
+            "nees": float(np.mean((error / sigma) ** 2)),
+            "tilt_deg": math.degrees(np.median([c.tilt[i] for c, i in found])),
+            "tilt_largest_deg": math.degrees(max(c.tilt[i] for c, i in found)),
+            "tilt_nees": float(
+                np.mean([(c.tilt[i] / c.tilt_sigma[i]) ** 2 / 2 for c, i in found])
+            ),
+        }
+    cost = np.concatenate([c.cost_s for c in courses])
+    out["cost_ms"] = 1e3 * float(cost.mean())
+    out["cost_largest_ms"] = 1e3 * float(cost.max())
+    return out
+
+
+def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yields a row per kind of walk and of noise."""
+    count = round(options.seconds * RATE_HZ) + 1
+    for walk in options.walks:
+        seeds = range(100, 100 + options.runs)
+        if options.mode != "poses":
+            courses = [pipeline_course(walk, seed, count, options.mode) for seed in seeds]
+            yield {"walk": walk, "runs": options.runs} | figures(courses)
+            continue
+        ways = [make_walk(make_room(seed), walk, count, seed) for seed in seeds]
+        for name, noise in POSES.items():
+            courses = [
+                poses_course(T, seed, noise, CHIP) for T, seed in zip(ways, seeds, strict=True)
+            ]
+            yield {"walk": walk, "poses": name, "runs": options.runs} | figures(courses)
+
+
+def show(row: dict[str, Any]) -> None:
+    """Prints a row of the table."""
+    head = f"{row['walk']} | {row.get('poses', '')} | {row['known_s']:.1f}"
+    cells = [
+        f"{v['error_median']:.2f}, {v['error_largest']:.2f} / {v['sigma']:.2f} / {v['nees']:.1f} "
+        f"/ {v['tilt_deg']:.2f} / {v['tilt_nees']:.1f} ({v['known']})"
+        for k, v in row.items() if k.endswith(" s")
+    ]  # fmt: skip
+    print(f"| {head} | {' | '.join(cells)} | {row['cost_ms']:.1f}, {row['cost_largest_ms']:.0f} |",
+          flush=True)  # fmt: skip
+
+
+def main(arguments: list[str]) -> None:
+    """Runs a mode and prints its table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("mode", nargs="?", default="poses", choices=("poses", "truth", "da3-tiny"))
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--walks", nargs="+", default=WALKS)
+    parser.add_argument("--out", type=Path, help="write JSON")
+    options = parser.parse_args(arguments)
+    found = []
+    for row in rows(options):
+        show(row)
+        found.append(row)
+    results_file.write(options.out, {"rows": found}, "cpu")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,113 @@
+"""Metres from an IMU, frame by frame: gaps, refined poses, and nothing to measure."""
+
+import math
+
+import numpy as np
+import pytest
+from support.inertial import UNIT, InertialWalk
+from support.pipelines import SIZE, settings
+
+from da3_ros.pipeline.pipeline import Pipeline
+from da3_ros.scale_sources import scale_source
+from da3_ros.scale_sources.imu import MAX_KEYFRAMES, ImuFilter
+from da3_ros.synthetic import SyntheticCamera
+from da3_ros.synthetic.imu import imu_samples
+from da3_ros.synthetic.truth import TruthSession
+from da3_ros.types import Frame, View
+
+IMAGE = np.zeros((1, 1, 3), np.uint8)
+
+
+def follow(filter, walk, frames=None, without=()):
+    """Adds frames of a walk; ``without``: those without IMU data."""
+    for i in frames or range(len(walk.at)):
+        imu = walk.stretches[i - 1] if i and i not in without else None
+        filter.add_motion(View(i, int(walk.at[i]), IMAGE, imu=imu), walk.poses[i], math.nan)
+    return filter
+
+
+def error(filter):
+    return abs(filter.estimate().log + np.log(UNIT))
+
+
+def test_a_path_gets_metres_within_seconds_and_more_certain_later():
+    walk, filter = InertialWalk("carried", 3, 15, position_m=0.003, rotation_deg=0.1), ImuFilter()
+    assert follow(filter, walk, range(10)).estimate() is None
+    early = follow(filter, walk, range(10, 51)).estimate()
+    assert error(filter) < 0.05
+    late = follow(filter, walk, range(51, 151)).estimate()
+    assert late.sigma < early.sigma
+    assert error(filter) < min(3 * late.sigma, 0.015)
+
+
+def test_gaps_and_interruptions_are_left_out():
+    walk = InertialWalk("carried", 3, 10)
+    filter = follow(ImuFilter(), walk, without={*range(20, 25), 60})
+    assert error(filter) < 3 * filter.estimate().sigma
+    filter = follow(ImuFilter(), walk, range(40))
+    filter.interrupt_motion()
+    follow(filter, walk, range(43, 101))
+    assert error(filter) < 3 * filter.estimate().sigma
+    assert filter.estimate().sigma < 0.01
+
+
+def test_refined_poses_replace_those_that_were_given():
+    walk = InertialWalk("drone", 3, 6)
+    good = walk.poses.copy()
+    walk.poses[:, :3, 3] += 0.01 * np.random.default_rng(0).normal(size=(61, 3))
+    filter = follow(ImuFilter(), walk, range(55))
+    before = filter.estimate().sigma
+    filter.refine({i: good[i] for i in range(55)})
+    follow(filter, walk, range(55, 61))
+    assert filter.estimate().sigma < before / 2
+    assert error(filter) < 3 * filter.estimate().sigma
+
+
+def test_memory_is_bounded_and_a_scale_is_held_while_the_camera_stands():
+    """And becomes less certain, since the path's unit may drift."""
+    walk, filter = InertialWalk("carried", 3, 6), ImuFilter()
+    known = follow(filter, walk).estimate()
+    rest = np.tile(walk.true[-1], (300, 1, 1))
+    stands = InertialWalk("still", 3, 30, poses=rest)
+    stands.at += walk.at[-1]
+    for s in stands.stretches:
+        s.stamps_ns[:] = s.stamps_ns + walk.at[-1]
+    stands.poses[:] = walk.poses[-1]
+    follow(filter, stands, range(1, 300))
+    held = filter.estimate()
+    assert held.log == pytest.approx(known.log, abs=0.001)
+    assert known.sigma < held.sigma < known.sigma + 0.02
+    assert "hardly accelerates" in filter.why_unknown
+    assert len(filter._keyframes) <= MAX_KEYFRAMES
+
+
+def test_without_data_one_line_says_what_is_missing(caplog):
+    walk, source = InertialWalk("carried", 3, 3), scale_source("imu")
+    assert source.needs_imu
+    assert not scale_source("odometry").needs_imu
+    filter = source.estimator()
+    for i in range(30):
+        filter.add_motion(View(i, int(walk.at[i]), IMAGE), walk.poses[i], math.nan)
+        source.report_missing()
+    assert [r.message for r in caplog.records] == [
+        "scale.source imu: no IMU data: give topic `imu` (sensor_msgs/Imu) and the transform from "
+        "the optical frame to its frame_id"
+    ]
+    assert "no IMU data" in source.why_unknown("imu")
+
+
+@pytest.mark.slow
+def test_the_pipeline_publishes_metres_by_the_imu():
+    camera = SyntheticCamera(3, SIZE, walk="carried", frames=60)
+    frames = list(camera)
+    at = np.array([f.stamp_ns for f in frames])
+    samples = imu_samples(camera.T_room_camera, at, seed=3)
+    pipeline, out = (
+        Pipeline(settings(**{"scale.source": "imu"}), TruthSession(frames)), [],
+    )  # fmt: skip
+    for f, imu in zip(frames, [None, *samples.stretches(at)], strict=True):
+        out += pipeline.push(Frame(f.stamp_ns, f.image, calibration=camera.calibration, imu=imu))
+    metric = [(r, f) for r, f in zip(out, frames, strict=True) if r.scale.metric]
+    assert len(metric) > 30
+    for r, f in metric:
+        assert np.nanmedian(r.depth_m / f.depth) == pytest.approx(1.0, rel=0.03)
