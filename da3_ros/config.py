@@ -631,6 +631,11 @@ def prior_source(config: PipelineConfig) -> str:
     return config.pose_prior.source
 
 
+def needs_ranges(config: PipelineConfig) -> bool:
+    """Whether the source of metres needs the returns of range sensors."""
+    return scale_source(config.scale.source).needs_ranges
+
+
 def uses_imu(config: PipelineConfig) -> bool:
     """Whether topic `imu` is needed."""
     needed = scale_source(config.scale.source).needs_imu or config.level.source == "imu"
@@ -711,6 +716,13 @@ class NodeConfig:
     viewer: ViewerConfig = group(ViewerConfig, "viewer.")
     map_frame: str = option("map", "frame id of the scene")
     odom_frame: str = option("odom", "frame id of odometry, which never jumps")
+    range_topics: tuple[str, ...] = option(
+        (),
+        "topics of range sensors (PointCloud2, LaserScan, Range), for scale.source `range` and "
+        "the depth of keyframes; their frames need a transform to the camera. Empty: none; in "
+        "replays with scale.source `range` all that the bag has",
+        items=str,
+    )
     base_frame: str = option(
         "", "frame id of the robot's base; empty: the camera is not on a robot"
     )

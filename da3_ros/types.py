@@ -103,6 +103,24 @@ class ImuStretch:
 
 
 @dataclass(frozen=True, eq=False)
+class RangeCone:
+    """A distance that a sensor with a cone measured: that of the nearest surface in it."""
+
+    origin: Array  # [3] of the sensor, camera's optical axes, metres
+    axis: Array  # [3] of the cone, unit vector in the same axes
+    half_angle: float  # rad
+    range_m: float
+
+
+@dataclass(frozen=True, eq=False)
+class RangeReturns:
+    """What range sensors measured around a frame, as seen from the camera at its stamp."""
+
+    points: FloatImage  # [N, 3] camera's optical axes, metres
+    cones: tuple[RangeCone, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
 class Frame:
     """One camera image as received, with its calibration and poses."""
 
@@ -123,6 +141,7 @@ class Frame:
     ready: PreparedImage | None = None  # the prepared image; None: not prepared yet
     slam: SlamPose | None = None  # of another SLAM that the map follows; None: unknown
     imu: ImuStretch | None = None  # since the camera's last frame; None: none, or with a gap
+    returns: RangeReturns | None = None  # of range sensors, around the stamp; None: none
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,6 +163,7 @@ class View:
     slam: SlamPose | None = None  # as in Frame
     T_level_camera: Array | None = None  # [4, 4] as in Frame
     imu: ImuStretch | None = None  # as in Frame
+    returns: RangeReturns | None = None  # as in Frame; None in overlap views
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,8 @@ INPUTS = (
      "`odometry`; best effort, depth 50"),
     ("slam_path", "nav_msgs/msg/Path", "only with `pose_prior.corrections: path`: the whole "
      "corrected path of another SLAM; reliable, depth 1"),
+    ("`range_topics`", "sensor_msgs/msg/PointCloud2, LaserScan or Range", "returns of range "
+     "sensors; best effort, depth 5"),
     ("initialpose", "geometry_msgs/msg/PoseWithCovarianceStamped", "in `map_frame`: where to look "
      "first for the camera in the map, for 30 s; reliable, depth 1"),
     ("/tf, /tf_static", "tf2_msgs/msg/TFMessage", "reliable; static latched"),

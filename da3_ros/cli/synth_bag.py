@@ -9,6 +9,8 @@ from typing import Any
 
 from da3_ros.cli.arguments import FAILED
 
+RANGE_HZ = 20.0
+
 
 def add_synth_bag(commands: Any) -> None:
     synth = commands.add_parser(
@@ -48,6 +50,16 @@ def add_synth_bag(commands: Any) -> None:
         help="write what an IMU on the first camera measures (/imu, 200 Hz), with the noise and "
         "the biases of a consumer chip, and its mount",
     )  # fmt: skip
+    synth.add_argument(
+        "--lidar", action="store_true",
+        help="write sweeps of a LiDAR on the first camera to /lidar/points, each return at its "
+        "own time",
+    )  # fmt: skip
+    synth.add_argument("--lidar-rate", type=float, default=10.0, help="sweeps per second")
+    synth.add_argument(
+        "--range", action="store_true",
+        help="write the distances of a range finder on the first camera to /range, 20 per second",
+    )  # fmt: skip
     synth.add_argument("--force", action="store_true", help="replace an existing bag")
     synth.set_defaults(run=_run_synth_bag)
 
@@ -75,6 +87,8 @@ def _run_synth_bag(options: argparse.Namespace) -> int:
         text = write_synthetic_bag(
             options.output, rig if options.cameras else rig[""], storage=options.storage,
             replace=options.force, tf=options.tf, imu=options.imu,
+            lidar_hz=options.lidar_rate if options.lidar else 0.0,
+            range_hz=RANGE_HZ if options.range else 0.0,
         )  # fmt: skip
     except RecordingError as error:
         sys.stderr.write(f"da3_ros: {error}\n")

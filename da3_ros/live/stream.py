@@ -36,6 +36,7 @@ from da3_ros.messages.build import MessageLibrary
 from da3_ros.messages.decode import ImageError, decode
 from da3_ros.messages.imu import open_imu
 from da3_ros.messages.odometry_tf import open_corrections, open_prior
+from da3_ros.messages.ranges import open_ranges
 from da3_ros.parameter_schema import ConfigError
 from da3_ros.pipeline.multi_camera import alone, open_pipelines
 from da3_ros.pipeline.pipeline import Pipeline
@@ -77,9 +78,10 @@ class Stream:
         self.prior = open_prior(config, transforms)  # the robot's own poses, if they are used
         self.slam = open_corrections(config, transforms, self.prior)  # if another SLAM is followed
         self.imu = open_imu(config, transforms)
+        self.ranges = open_ranges(config, transforms, self.prior, host.warn)  # if there are some
         self._annotator = FrameAnnotator(
             config.pipeline, transforms, self.prior, host.warn, self.slam,
-            base_frame=config.base_frame, imu=self.imu,
+            base_frame=config.base_frame, imu=self.imu, ranges=self.ranges,
         )  # fmt: skip
         pipelines = _open_live(config.pipeline, session)
         saved = scenes_at_start(config, list(pipelines))  # before any file of this run is made

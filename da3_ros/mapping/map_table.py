@@ -134,6 +134,7 @@ class OverlapView:
         pixels = sample(np.isfinite(frame.depth), SAMPLES)
         depth = frame.depth.reshape(-1)[pixels].astype(np.float64)
         confidence = frame.confidence.reshape(-1)[pixels].astype(np.float64)
+        view = replace(view, returns=None)  # measured once; many are kept
         return OverlapView(view, frame.K, frame.T_local_camera, pixels, depth, confidence)
 
     def rays(self) -> Array:

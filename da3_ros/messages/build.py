@@ -97,7 +97,7 @@ def _own_definition(name: str) -> str:
     )
 
 
-_FLOAT32 = 7  # sensor_msgs/PointField
+_UINT32, _FLOAT32 = 6, 7  # sensor_msgs/PointField
 _NAN = float("nan")
 UNKNOWN = 1e6  # variance of an unknown pose; filters take 0 and -1 as near certainty
 # Of an unknown velocity. RTAB-Map weighs odometry by the covariance of the pose for this value
@@ -310,6 +310,47 @@ def xyz_cloud(lib: MessageLibrary, stamp_ns: int, frame_id: str, points: FloatIm
         row_step=12 * len(points),
         data=lib.bytes(np.ascontiguousarray(points, "<f4")),
         is_dense=True,
+    )
+
+
+def timed_cloud(
+    lib: MessageLibrary, stamp_ns: int, frame_id: str, points: FloatImage, offsets_ns: Array
+) -> Any:
+    """sensor_msgs/PointCloud2, unorganised, of finite points [N, 3] with their times after the
+    stamp [N], as LiDAR drivers send: field ``t``, uint32."""
+    kind = np.dtype([("x", "<f4"), ("y", "<f4"), ("z", "<f4"), ("t", "<u4")])
+    packed = np.zeros(len(points), kind)
+    packed["x"], packed["y"], packed["z"] = np.asarray(points, np.float32).T
+    packed["t"] = offsets_ns
+    field = lib.type("sensor_msgs/msg/PointField")
+    return lib.type("sensor_msgs/msg/PointCloud2")(
+        header=header(lib, stamp_ns, frame_id),
+        height=1,
+        width=len(points),
+        fields=[
+            field(name=name, offset=4 * i, datatype=_UINT32 if name == "t" else _FLOAT32, count=1)
+            for i, name in enumerate(kind.names or ())
+        ],
+        is_bigendian=False,
+        point_step=16,
+        row_step=16 * len(points),
+        data=lib.bytes(packed.view(np.uint8)),
+        is_dense=True,
+    )
+
+
+def range_message(
+    lib: MessageLibrary, stamp_ns: int, frame_id: str, distance: float, half_angle: float
+) -> Any:
+    """sensor_msgs/Range of an infrared sensor with a cone of 2 ``half_angle`` rad."""
+    return lib.type("sensor_msgs/msg/Range")(
+        header=header(lib, stamp_ns, frame_id),
+        radiation_type=1,
+        field_of_view=2 * half_angle,
+        min_range=0.05,
+        max_range=20.0,
+        range=distance,
+        variance=0.0,
     )
 
 

@@ -3,12 +3,14 @@
 Topics: `/camera/image_raw`, `/camera/camera_info`, `/truth/depth/image` and `/truth/odom` (frame
 `map`: the room, z up, metres). With several cameras their names replace `camera` and are added
 to the truth (`/truth/front/odom`); `/tf_static` holds the transforms from the first camera to the
-others. On request `/tf` holds the true poses of the first camera, and `/imu` what an IMU on it
-measures, whose mount is in `/tf_static`.
+others. On request `/tf` holds the true poses of the first camera; `/imu` what an IMU on it
+measures, `/lidar/points` the sweeps of a LiDAR on it, and `/range` the distances of a range
+finder, with their mounts in `/tf_static`.
 """
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 import time
@@ -25,6 +27,7 @@ from da3_ros.messages.build import RosbagsLibrary
 from da3_ros.recordings.writer import BagFolderWriter
 from da3_ros.synthetic import SyntheticCamera, SyntheticFrame
 from da3_ros.synthetic.imu import imu_samples
+from da3_ros.synthetic.range_sensors import RenderedRanges, mount
 
 CAMERA, TRUTH, MAP_FRAME, OPTICAL_FRAME = "/camera", "/truth", "map", "camera_optical"
 IMU_TOPIC, IMU_FRAME, IMU_RATE_HZ = "/imu", "imu_link", 200.0
@@ -34,6 +37,10 @@ T_CAMERA_IMU = np.array(
 )
 IMAGE, INFO = "sensor_msgs/msg/Image", "sensor_msgs/msg/CameraInfo"
 TF = "tf2_msgs/msg/TFMessage"
+CLOUD, RANGE_TYPE = "sensor_msgs/msg/PointCloud2", "sensor_msgs/msg/Range"
+LIDAR, RANGE = "/lidar", "/range"  # topics, and without / the frames of the sensors
+MOUNTS = {LIDAR: mount(0.0, -0.1, -0.05), RANGE: mount(0.03, 0.02, 0.0)}
+HALF_ANGLE = math.radians(2.0)  # of the range finder's cone
 
 
 def write_synthetic_bag(
@@ -44,13 +51,16 @@ def write_synthetic_bag(
     replace: bool = False,
     tf: bool = False,
     imu: bool = False,
+    lidar_hz: float = 0.0,
+    range_hz: float = 0.0,
 ) -> str:
     """Write all frames of a camera, or of several by name, to the bag folder ``path``.
 
     Returns a one-line summary. ``replace``: remove an existing bag. ``tf``: also write the true
     poses to /tf. ``imu``: also write what an IMU with the noise and the biases of a consumer chip
-    measures. Raises RecordingError if ``path`` exists (with ``replace``: as anything but a
-    bag).
+    measures. ``lidar_hz``, ``range_hz``: messages per second of a LiDAR and of a range finder on
+    the first camera; 0: none. Raises RecordingError if ``path`` exists (with ``replace``: as
+    anything but a bag).
     """
     start = time.perf_counter()
     if replace and (path / "metadata.yaml").is_file():
@@ -59,6 +69,8 @@ def write_synthetic_bag(
     writers = [_CameraWriter(name, one) for name, one in rig.items()]
     framesets = zip(*rig.values(), strict=True)
     count = len(next(iter(rig.values())))
+    first = next(iter(rig.values()))
+    sensors = _SensorWriter(first, writers[0].frame, lidar_hz, range_hz)
     lib = RosbagsLibrary()
     imu_writer = _ImuWriter(lib, writers[0]) if imu else None
     with BagFolderWriter(path, lib, storage) as bag:
@@ -69,6 +81,7 @@ def write_synthetic_bag(
                 imu_writer.write(bag, frames[0].stamp_ns)
             for number, (writer, frame) in enumerate(zip(writers, frames, strict=True)):
                 writer.write(bag, lib, frame, write_tf=tf and number == 0)
+            sensors.write_until(bag, lib, frames[0].stamp_ns)
             _write_rig_transforms(bag, lib, writers, frames)
         if imu_writer is not None:
             imu_writer.write(bag, 2**62)
@@ -130,6 +143,48 @@ class _ImuWriter:
             message = build.imu(self._lib, stamp, IMU_FRAME, gyro, acceleration)
             bag.write(IMU_TOPIC, "sensor_msgs/msg/Imu", message, stamp)
             self._written += 1
+
+
+class _SensorWriter:
+    """Writes what range sensors on the first camera measure, between its images."""
+
+    def __init__(
+        self, camera: SyntheticCamera, frame: str, lidar_hz: float, range_hz: float
+    ) -> None:
+        """frame: the camera's."""
+        self._start_ns, self._frame = camera.start_ns, frame
+        self._sensors = RenderedRanges(camera)
+        self._next = {
+            kind: (round(0.3e9 / hz), round(1e9 / hz))  # not at the images' stamps
+            for kind, hz in ((LIDAR, lidar_hz), (RANGE, range_hz)) if hz > 0
+        }  # fmt: skip
+        self._begun = False
+
+    def write_until(self, bag: BagFolderWriter, lib: RosbagsLibrary, stamp_ns: int) -> None:
+        """Write the messages that end before a stamp, and with the first image the mounts."""
+        if not self._begun and self._next:
+            edges = [(stamp_ns, self._frame, kind.strip("/"), MOUNTS[kind]) for kind in self._next]
+            bag.write("/tf_static", TF, build.tf(lib, edges), stamp_ns)
+        self._begun = True
+        for kind, (next_ns, period_ns) in self._next.items():
+            while self._start_ns + next_ns + period_ns <= stamp_ns:
+                self._write(bag, lib, kind, next_ns, period_ns)
+                next_ns += period_ns
+            self._next[kind] = next_ns, period_ns
+
+    def _write(
+        self, bag: BagFolderWriter, lib: RosbagsLibrary, kind: str, at_ns: int, period_ns: int
+    ) -> None:
+        stamp, seconds, frame = self._start_ns + at_ns, at_ns / 1e9, kind.strip("/")
+        if kind == LIDAR:
+            points, offsets = self._sensors.sweep(MOUNTS[kind], seconds, period_ns / 1e9)
+            times = np.rint(1e9 * offsets).astype(np.int64)
+            cloud = build.timed_cloud(lib, stamp, frame, points, times)
+            bag.write(f"{kind}/points", CLOUD, cloud, stamp + period_ns)  # sent when it has ended
+        else:
+            distance = self._sensors.distance(MOUNTS[kind], seconds, HALF_ANGLE)
+            message = build.range_message(lib, stamp, frame, distance, HALF_ANGLE)
+            bag.write(kind, RANGE_TYPE, message, stamp)
 
 
 def _write_rig_transforms(

@@ -100,7 +100,7 @@ class ReplayState:
         found = {
             "bag": self._bag, "library": self._bag.library,
             "transforms": self._annotator.transforms, "prior": self._annotator.prior,
-            "slam": self._annotator.slam,
+            "slam": self._annotator.slam, "ranges": self._annotator.ranges,
         }  # fmt: skip
         if self._annotator.imu is not None:
             found["imu"] = self._annotator.imu.history

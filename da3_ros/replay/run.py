@@ -49,6 +49,7 @@ from da3_ros.recordings.recorded_poses import (
     prior_of_recording,
     transforms_of,
 )
+from da3_ros.recordings.recorded_ranges import ranges_of_recording
 from da3_ros.refinement.solver_limits import SolverLimits
 from da3_ros.replay.checkpoint import (
     Beginning,
@@ -197,15 +198,16 @@ def _plan(pipelines: dict[str, Pipeline]) -> tuple[Plan | None, SolverLimits]:
 def _annotator(
     recording: Recording, settings: NodeConfig, options: ReplayOptions
 ) -> FrameAnnotator:
-    """Returns the annotator with the recording's transforms, the robot's own poses, and another
-    SLAM's corrections."""
+    """Returns the annotator with the recording's transforms, the robot's own poses, another
+    SLAM's corrections, and range sensors."""
     transforms = transforms_of(recording)
     prior = prior_of_recording(recording, settings, transforms, options.odometry)
     slam = corrections_of_recording(recording, settings, transforms, prior, options.slam_path)
-    imu = imu_of_recording(recording, settings, transforms, options.imu)
+    imu, warn = imu_of_recording(recording, settings, transforms, options.imu), WarnOnce()
+    ranges = ranges_of_recording(recording, settings, transforms, prior, warn)
     return FrameAnnotator(
-        settings.pipeline, transforms, prior, WarnOnce(), slam, recording.mounts(),
-        settings.base_frame, imu,
+        settings.pipeline, transforms, prior, warn, slam, recording.mounts(),
+        settings.base_frame, imu, ranges,
     )  # fmt: skip
 
 

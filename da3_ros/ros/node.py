@@ -47,6 +47,7 @@ from da3_ros.ros.parameter_changes import ParameterChanges
 from da3_ros.ros.process_exit import exit_process
 from da3_ros.ros.publishers import Topics
 from da3_ros.ros.qos import Endpoints
+from da3_ros.ros.range_subscriber import RangeInputs
 from da3_ros.ros.rclpy_library import RclpyLibrary
 from da3_ros.ros.services import Services
 from da3_ros.ros.slam_path import SlamPathInput
@@ -88,6 +89,7 @@ class Da3Node(LifecycleNode):
         self._imu: Any = None
         self._initial_pose: InitialPose | None = None
         self._slam_path: SlamPathInput | None = None
+        self._ranges: RangeInputs | None = None
         self._viewer_commands: ViewerCommands | None = None
         self.enabled = True
         self._closing = False
@@ -173,6 +175,10 @@ class Da3Node(LifecycleNode):
         if config.pipeline.pose_prior.corrections == "path":
             self._slam_path = SlamPathInput(
                 self.endpoints, runner, lambda text: self.warn(text, SAME_S)
+            )
+        if stream.ranges is not None:
+            self._ranges = RangeInputs(
+                self, self.endpoints, self.library, stream.ranges, lambda text: self.warn(text)
             )
         self.input = CameraInputs(
             self, config.input, config.pipeline.cameras, self.endpoints, self
@@ -300,6 +306,8 @@ class Da3Node(LifecycleNode):
         self.parameter_changes.restore_budget()
         if self.input is not None:
             self.input.update()
+        if self._ranges is not None:
+            self._ranges.update()
         for text in self.endpoints.warnings(time.monotonic()):
             self.warn(text)
         self._conflict_watch.update(self.input)
@@ -384,6 +392,9 @@ class Da3Node(LifecycleNode):
         if self._slam_path is not None:
             self._slam_path.close()
             self._slam_path = None
+        if self._ranges is not None:
+            self._ranges.close()
+            self._ranges = None
 
     def _finish(self, what: str) -> bool:
         """Stop the work between two windows and release everything; ``what`` names the transition.

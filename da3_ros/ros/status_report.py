@@ -101,6 +101,7 @@ def diagnostics(node: NodeFacts, stream: Stream | None) -> DiagnosticArray:
     values.update({f"dropped_{cause}": count for cause, count in drops.items()})
     values["publish_failed"] = stream.publish_failed if stream else 0
     values.update({} if stream is None else _blind(stream))
+    values.update(_ranges(stream))
     values.update(_backend(stream) | _alignment(stream) | _times(stream, node.now_ns))
     values["mesh_percent"] = node.mesh_percent
     values["input_stamp_age_s"] = math.nan if node.images is None else node.images.stamp_age_s
@@ -246,6 +247,15 @@ def _dense(stream: Stream) -> dict[str, Any]:
         "depth_not_stored": count["depth_not_stored"],
         "frames_depth_corrected": count["frames_depth_corrected"],
     }
+
+
+def _ranges(stream: Stream | None) -> dict[str, Any]:
+    """Returns the newest frame's returns of range sensors, how much older they are than it, and
+    messages without returns by cause."""
+    if stream is None or stream.ranges is None:
+        return {}
+    sensors = stream.ranges
+    return {"returns": sensors.returns, "returns_age_s": sensors.age_s} | dict(sensors.counts)
 
 
 def _focal_sources(stream: Stream) -> set[str]:

@@ -48,6 +48,12 @@ def _imu() -> ScaleSource:
     return ImuMotion()
 
 
+def _range() -> ScaleSource:
+    from da3_ros.scale_sources.range import RangeDepth
+
+    return RangeDepth()
+
+
 # By the value of parameter `scale.source`.
 SCALE_SOURCES: dict[str, Callable[[], ScaleSource]] = {
     "none": _none,
@@ -56,6 +62,7 @@ SCALE_SOURCES: dict[str, Callable[[], ScaleSource]] = {
     "odometry": _odometry,
     "rig": _rig,
     "imu": _imu,
+    "range": _range,
 }
 
 

@@ -24,6 +24,7 @@ class ScaleSource:
     needs_prior = False  # whether it needs the robot's own poses: topic `odometry` without others
     needs_rig = False  # whether it needs the poses of the cameras on the rig
     needs_imu = False  # whether it needs the samples of an IMU: topic `imu`
+    needs_ranges = False  # whether it needs the returns of range sensors
     needs_metric_model = False  # whether a metric network measures windows for it
     # Relative standard deviation of an error that all measurements of a scene have, and that none
     # of them states; it counts where several sources are combined.

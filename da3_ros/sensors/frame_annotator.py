@@ -1,5 +1,5 @@
 """Adds to a frame the camera's pose by the robot (prior), its poses on the rig and on the level
-base, and what another SLAM and the IMU say.
+base, what another SLAM and the IMU say, and the returns of range sensors.
 
 The same step live and in a replay. It follows synchronising, decoding and preparing, right before
 frames are pushed, because odometry may arrive later than images. No ROS, no network.
@@ -17,6 +17,7 @@ from da3_ros.geometry.poses import matrix_from_quaternion
 from da3_ros.scale_sources import scale_source
 from da3_ros.sensors.imu_input import ImuInput
 from da3_ros.sensors.pose_prior import PosePrior, PriorError
+from da3_ros.sensors.range_returns import RangeSensors
 from da3_ros.sensors.slam_corrections import SlamCorrections
 from da3_ros.sensors.transform_tree import TransformError, TransformTree
 from da3_ros.types import Array, Frame, ImuStretch, SlamPose
@@ -37,14 +38,17 @@ class FrameAnnotator:
         mounts: Mapping[str, Array] | None = None,
         base_frame: str = "",
         imu: ImuInput | None = None,
+        ranges: RangeSensors | None = None,
     ) -> None:
         """prior: None if the robot's own poses are not used. slam: None if none is followed.
         base_frame: the robot's base, which is level; empty: none. imu: None if it is not used.
+        ranges: None: no range sensors.
 
         mounts: ``T_rig_camera`` by the names of cameras, as a recording says it. warn: takes a
         line, and ``every_s``, the shortest time between two equal warnings.
         """
         self.transforms, self.prior, self.slam, self.imu = transforms, prior, slam, imu
+        self.ranges = ranges
         self.without_prior = 0
         self._base = base_frame if config.level.source == "base" else ""
         self._rig = RigGeometry(config, transforms, warn, mounts)
@@ -52,9 +56,11 @@ class FrameAnnotator:
 
     @property
     def missing(self) -> dict[str, int]:
-        """Numbers of frames without what was to be added, by name of a count."""
+        """Numbers of frames without what was to be added, and of frames and messages of range
+        sensors by what became of them, by name of a count."""
         imu = 0 if self.imu is None else self.imu.without
-        return {"frames_without_prior": self.without_prior, "frames_without_imu": imu}
+        counts = {"frames_without_prior": self.without_prior, "frames_without_imu": imu}
+        return counts | ({} if self.ranges is None else self.ranges.counts)
 
     def annotate(self, frames: Iterable[Frame]) -> list[Frame]:
         """Returns the frames of one frameset with the poses that are known."""
@@ -67,6 +73,7 @@ class FrameAnnotator:
                 T_level_camera=self._level_of(frame),
                 slam=self._slam_of(frame),
                 imu=self._imu_of(frame),
+                returns=None if self.ranges is None else self.ranges.at(frame),
             )
             for frame in frames
         ]

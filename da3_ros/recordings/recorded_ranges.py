@@ -1,0 +1,113 @@
+"""The returns of range sensors in a bag, read on as frames ask for them: memory does not grow."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from da3_ros.config import NodeConfig, needs_ranges
+from da3_ros.messages.decode import stamp_ns
+from da3_ros.messages.ranges import RANGE_TYPES, read_ranges
+from da3_ros.recordings import Recording, RecordingError
+from da3_ros.recordings.bag_files import Bag, MessageError
+from da3_ros.sensors.pose_prior import PosePrior
+from da3_ros.sensors.range_returns import (
+    MOST_APART_NS,
+    RangeHistory,
+    RangeScan,
+    RangeSensors,
+)
+from da3_ros.sensors.transform_tree import JUMP_S, TransformTree
+
+log = logging.getLogger(__name__)
+
+
+def ranges_of_recording(
+    recording: Recording, config: NodeConfig, transforms: TransformTree, prior: PosePrior | None,
+    warn: Callable[..., None],
+) -> RangeSensors | None:  # fmt: skip
+    """Returns the range sensors of a recording that the parameters choose; None if none are.
+
+    transforms: all its transforms. Raises RecordingError if they are not there.
+    """
+    kinds = {name: kind for kind in RANGE_TYPES for name in recording.topics_of(kind)}
+    topics = list(config.range_topics)
+    if not topics and needs_ranges(config.pipeline):
+        topics = sorted(kinds)
+        if not topics:
+            raise RecordingError(
+                f"scale.source is {config.pipeline.scale.source}: {recording.path.name} has no "
+                "topic of PointCloud2, LaserScan or Range"
+            )
+    if not topics:
+        return None
+    unknown = [name for name in topics if name not in kinds]
+    if unknown:
+        raise RecordingError(
+            f"range_topics: {recording.path.name} has no PointCloud2, LaserScan or Range on "
+            f"{unknown[0]}; it has them on: {', '.join(sorted(kinds)) or 'no topic'}"
+        )
+    sensors = RangeSensors(topics, transforms, config.odom_frame, warn, prior)
+    sensors.feed = _Feed({
+        name: _Topic(_messages(recording.path, name, kinds[name]), history)
+        for name, history in sensors.topics.items()
+    })  # fmt: skip
+    log.info("range sensors: reading %s", ", ".join(topics))
+    return sensors
+
+
+Message = tuple[int, Callable[[], RangeScan], int]  # stamp, what reads it, bytes
+
+
+def _messages(path: Path, topic: str, kind: str) -> Iterator[Message]:
+    """Yields the messages of a topic. Each topic has a reader of its own, which others do not
+    disturb."""
+    bag = Bag(path)
+    try:
+        for _, _, _, data in bag.messages((topic,)):
+            try:
+                message = bag.types.deserialize(kind, data)
+            except MessageError as error:
+                log.warning("%s: a message is not used: %s", topic, error)
+                continue
+            read = functools.partial(read_ranges, kind, message)
+            yield stamp_ns(message.header.stamp), read, len(data)
+    finally:
+        bag.close()
+
+
+@dataclass
+class _Topic:
+    messages: Iterator[Message]
+    history: RangeHistory
+    next: Message | None = None  # read, but later than the newest frame
+    ended: bool = False
+
+    def read_to(self, stamp: int, *, jumped: bool) -> None:
+        """Reads up to the messages that are used for a frame. jumped: whether stamps have jumped
+        back: messages from before that are passed over."""
+        while not self.ended:
+            if self.next is not None:
+                if self.next[0] <= stamp + MOST_APART_NS:
+                    self.history.add(*self.next)
+                elif not jumped:
+                    return
+            self.next = next(self.messages, None)
+            self.ended = self.next is None
+
+
+class _Feed:
+    """Reads all topics of a recording up to a frame."""
+
+    def __init__(self, topics: dict[str, _Topic]) -> None:
+        self._topics = topics
+        self._frame_ns = 0
+
+    def __call__(self, stamp_ns: int) -> None:
+        jumped = stamp_ns < self._frame_ns - JUMP_S * 1e9
+        self._frame_ns = stamp_ns
+        for topic in self._topics.values():
+            topic.read_to(stamp_ns, jumped=jumped)
