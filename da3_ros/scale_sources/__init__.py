@@ -58,11 +58,11 @@ def _range() -> ScaleSource:
 SCALE_SOURCES: dict[str, Callable[[], ScaleSource]] = {
     "none": _none,
     "fixed": _fixed,
+    "imu": _imu,
     "metric_model": _metric_model,
     "odometry": _odometry,
-    "rig": _rig,
-    "imu": _imu,
     "range": _range,
+    "rig": _rig,
 }
 
 

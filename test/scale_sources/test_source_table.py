@@ -318,7 +318,7 @@ def aliases_of(node):
 def own_names():
     """Names of sources that no other parameter has as a value."""
     others = {c for p in parameters(NodeConfig()) if p.name != "scale.source" for c in p.choices}
-    return set(SCALE_SOURCES) - others
+    return set(SCALE_SOURCES) - others - {"range"}  # a key of the viewer's values too
 
 
 FILES = [
