@@ -307,7 +307,8 @@ class WindowReport:
 
 @dataclass(frozen=True, eq=False)
 class DenseDepth:
-    """Depth of a keyframe, measured by the images of its neighbours where they decide it."""
+    """Depth of a keyframe, measured by the images of its neighbours where they decide it, and by
+    returns of range sensors."""
 
     depth: FloatImage  # [h, w] z-depth; NaN and +Inf as the network's
     sigma: FloatImage  # [h, w] relative standard deviation; NaN where the depth is not finite

@@ -334,9 +334,9 @@ def smooth_correction(
         size = int(np.prod(shape))
         weight = np.bincount(flat, minlength=size).reshape(shape).astype(np.float32)
         value = np.bincount(flat, log[measured], size).reshape(shape).astype(np.float32)
-        weight, value = _blurred(weight), _blurred(value)
+        weight, value = blurred(weight), blurred(value)
         here = [a[missing] for a in at]
-        w, x = _sampled(weight, here), _sampled(value, here)
+        w, x = sampled(weight, here), sampled(value, here)
         enough = w > 1e-3
         chosen = np.flatnonzero(missing)[enough]
         out.ravel()[chosen] = x[enough] / w[enough]
@@ -347,7 +347,8 @@ def smooth_correction(
     return out
 
 
-def _blurred(grid: Array) -> Array:
+def blurred(grid: Array) -> Array:
+    """Returns a grid [A, B, C] with each cell averaged with those beside it."""
     for axis in range(3):
         grid = np.moveaxis(grid, axis, 0)
         padded = np.pad(grid, ((1, 1), (0, 0), (0, 0)))
@@ -355,8 +356,9 @@ def _blurred(grid: Array) -> Array:
     return grid
 
 
-def _sampled(grid: Array, at: Sequence[Array]) -> Array:
-    """Returns the values at fractional indices, linear between cells."""
+def sampled(grid: Array, at: Sequence[Array]) -> Array:
+    """Returns the values [P] of a grid at fractional indices, [P] for each axis, linear between
+    cells."""
     low = [a.astype(int) for a in at]
     part = [a - b for a, b in zip(at, low, strict=True)]
     out = np.zeros(len(at[0]), np.float32)

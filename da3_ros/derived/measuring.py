@@ -10,6 +10,7 @@ they belong to the map.
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ from da3_ros.derived.dense_depth import (
     search_depth,
 )
 from da3_ros.derived.plane_sweep import SweepView, grey_of, sweep_bytes
+from da3_ros.derived.range_depth import observed, with_returns
 from da3_ros.geometry.projection import resize_K
 from da3_ros.types import Array, DenseDepth, FloatImage, Image
 
@@ -86,6 +88,8 @@ class Measurable:
     K: Array  # [3, 3] corner rule
     depth: FloatImage  # [h, w] z-depth in the unit of its submap; NaN unknown, +Inf sky
     confidence: FloatImage  # [h, w]
+    returns: FloatImage | None = None  # [N, 3] of range sensors, camera's axes, metres
+    by_images: bool = True  # whether its pose is good enough to compare images by it
 
     @property
     def valid(self) -> NDArray[np.bool_]:
@@ -171,7 +175,7 @@ class DepthMeasurement:
         arrays: list[Array | None] = []
         for e in self._entries.values():
             k, c, s = e.keyframe, e.compared, e.search
-            arrays += [k.image, k.depth, k.confidence]
+            arrays += [k.image, k.depth, k.confidence, k.returns]
             arrays += [] if c is k else [c.image, c.depth]
             arrays += [] if s is None else [s.search.depth, s.search.decided, s.search.disparity]
         return sum(a.nbytes for a in arrays if a is not None)
@@ -204,13 +208,14 @@ class DepthMeasurement:
         return dropped
 
     def job(
-        self, poses: Poses, *, ends: bool = False, again: bool = True, most: int | None = None
+        self, poses: Poses, *, ends: bool = False, again: bool = True, most: int | None = None,
+        metres: float = math.nan,
     ) -> MeasureJob | None:  # fmt: skip
         """Returns what is to be done now, the newest keyframe of each camera first; None: nothing.
 
-        ends: whether no more keyframes come. again: whether there is time to search keyframes
-        again. most: searches, but one of each camera and one that is repeated; the others are left
-        to a later job.
+        metres: per unit of odometry; NaN: unknown, and returns do not count. ends: whether no more
+        keyframes come. again: whether there is time to search keyframes again. most: searches, but
+        one of each camera and one that is repeated; the others are left to a later job.
         """
         known = {id: pose for id, e in self._entries.items() if (pose := poses(e.keyframe))}
         wanted, rank = {}, Counter[tuple[str, bool]]()
@@ -248,7 +253,7 @@ class DepthMeasurement:
         measured = frozenset(id for id, e in self._entries.items() if e.is_measured)
         return MeasureJob(
             {id: e.keyframe for id, e in self._entries.items()}, placed, found, due, last_ids,
-            measured,
+            measured, metres,
         )  # fmt: skip
 
     def _chosen(self, ordered: Sequence[int], most: int | None) -> Sequence[int]:
@@ -328,6 +333,8 @@ class DepthMeasurement:
         one = entry.compared
         if one.id not in poses or not entry.median or min(one.depth.shape) < LEAST_SIDE:
             return ()
+        if not one.by_images:
+            return ()
         ids = [
             id for id, e in self._entries.items()
             if id in poses and e.median and _is_comparable(e.compared, one)
@@ -358,7 +365,7 @@ class DepthMeasurement:
 def _is_comparable(a: Measurable, b: Measurable) -> bool:
     """Whether poses relate the images of two keyframes: not if another calibration of a camera
     came between them."""
-    if a.chain != b.chain or a.depth.shape != b.depth.shape:
+    if a.chain != b.chain or a.depth.shape != b.depth.shape or not a.by_images:
         return False
     return a.camera != b.camera or np.allclose(a.K, b.K, rtol=SAME_K)
 
@@ -440,6 +447,7 @@ class MeasureJob:
     due: Mapping[int, tuple[int, ...]]  # neighbours of the keyframes to be searched
     last: Sequence[int]  # ids of keyframes whose depth stays
     measured: Collection[int]  # ids of those with measured pixels so far
+    metres: float = math.nan  # per unit of odometry; NaN: unknown
 
     @property
     def decided(self) -> list[int]:
@@ -502,6 +510,19 @@ class MeasureJob:
         return moved > STALE_PX
 
     def _measure(self, id: int, found: Mapping[int, Searched]) -> Measured:
+        """Returns the depth of a keyframe by images, and by the returns of range sensors."""
+        one = self._by_images(id, found)
+        keyframe, metres = one.keyframe, self.metres
+        if keyframe.returns is None or not math.isfinite(metres) or id not in self.placed:
+            return one
+        K, shape = keyframe.K, (keyframe.depth.shape[0], keyframe.depth.shape[1])
+        returns = observed(keyframe.returns, K, shape, metres * self.placed[id].unit)
+        dense, pixels = with_returns(keyframe.depth, one.dense, returns)
+        if dense is None:
+            return one
+        return replace(one, dense=dense, found=one.found + pixels, is_withdrawn=False)
+
+    def _by_images(self, id: int, found: Mapping[int, Searched]) -> Measured:
         keyframe, own, stays = self.keyframes[id], found.get(id), id in self.last
         if own is None or id not in self.placed:
             return self._unmeasured(id, stays)

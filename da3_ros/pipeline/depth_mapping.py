@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -143,6 +144,7 @@ class DepthMapping:
         self.config, self.counters = config, counters
         self.waits = True  # for each job, so that a recording always gives the same map
         self.device = device if device.startswith("cuda") else "cpu"
+        self._metres = math.nan  # per unit of odometry, for returns; NaN: unknown
         self._thread: ThreadPoolExecutor | None = None
         self._stopping: threading.Event | None = None  # of the newest job in the thread
         self.restart()
@@ -164,6 +166,11 @@ class DepthMapping:
         if self._stopping is not None:
             self._stopping.set()
 
+    def note_metres(self, metres: float) -> None:
+        """Notes metres per unit of odometry, by which returns of range sensors count; NaN:
+        unknown."""
+        self._metres = metres
+
     def add(self, keyframe: Measurable) -> None:
         """Adds the newest keyframe."""
         self.measurement.add(keyframe)
@@ -177,8 +184,11 @@ class DepthMapping:
             return self._forget_late()
         again = self.waits or not self._drop_late()
         most = None if self.waits else JOB
-        self._start(self.measurement.job(poses, again=again, most=most), makers)
+        self._start(self._job(poses, again=again, most=most), makers)
         return out + self._collect()
+
+    def _job(self, poses: Poses, **options: Any) -> MeasureJob | None:
+        return self.measurement.job(poses, metres=self._metres, **options)
 
     def _forget_late(self) -> list[Found]:
         late, skipped = self.measurement.forget_late()
@@ -206,7 +216,7 @@ class DepthMapping:
             if is_over():
                 dropped = self.measurement.drop_waiting(0, ends=True)
                 self.counters["keyframes_depth_skipped"] += dropped
-            job = self.measurement.job(poses, ends=True, again=timeout_s is None)
+            job = self._job(poses, ends=True, again=timeout_s is None)
             if job is None:
                 return out
             self._running = self._ended(job, makers, is_over)

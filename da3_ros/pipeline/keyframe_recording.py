@@ -28,6 +28,8 @@ class KeyframeData:
     descriptor: FloatImage | None  # [D]
     tracks: Tracks
     splats: RelativeSplats | None = None
+    returns: FloatImage | None = None  # [N, 3] of range sensors, camera's axes, metres
+    by_images: bool = True  # whether its pose is good enough to compare images by it
 
 
 class KeyframeRecording:

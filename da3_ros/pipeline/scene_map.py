@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -322,7 +323,8 @@ class SceneMap(MapListener):
         if measure and data is not None:
             self.dense.add(Measurable(
                 frame.id, frame.window.chain, submap.id, frame.camera, frame.stamp_ns, frame.image,
-                frame.K, scaled_depth(data.depth, 1 / unit), frame.confidence,
+                frame.K, scaled_depth(data.depth, 1 / unit), frame.confidence, data.returns,
+                data.by_images,
             ))  # fmt: skip
         if self._recorder is not None:
             self._unit = frame.window.unit
@@ -372,6 +374,7 @@ class SceneMap(MapListener):
 
     def measure_depth(self) -> None:
         """Goes on to measure the depth of keyframes, after a window."""
+        self._note_metres()
         self._take_depth(self.dense.end_window(self._pose_of, self._points_maker))
 
     @property
@@ -396,7 +399,13 @@ class SceneMap(MapListener):
     def finish_depth(self, timeout_s: float | None = None) -> None:
         """Measures the depth of all keyframes that wait for later ones; as many of them as there
         is time for."""
+        self._note_metres()
         self._take_depth(self.dense.finish(self._pose_of, self._points_maker, timeout_s))
+
+    def _note_metres(self) -> None:
+        """Tells the measurement the metres per unit of odometry, if the map has some."""
+        scale = self.scale.scale
+        self.dense.note_metres(self.scale.published_unit(scale) if scale.metric else math.nan)
 
     def corrected(self, frame: LocalFrame) -> LocalFrame:
         """Returns a frame with its depth as the newest measured keyframe says, where the images

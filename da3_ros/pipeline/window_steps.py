@@ -269,9 +269,13 @@ class WindowSteps(MapListener):
         descriptors = placed.prediction.descriptor
         descriptor = None if descriptors is None else descriptors[index]
         data = None
-        measure = frame.keyframe and self._is_measurable(placed)
+        by_images, returns = self._is_measurable(placed), prepared.view.returns
+        by_returns = self.config.dense.enabled and returns is not None
+        measure = frame.keyframe and (by_images or by_returns)
         if frame.keyframe and (measure or self.scene_map.records):
             data = self._keyframe_data(prepared, index, placed, descriptor)
+            points = None if returns is None else returns.points
+            data = dataclasses.replace(data, returns=points, by_images=by_images)
         submap = self.scene_map.add(frame, data, measure=measure)
         if overlap_view is not None:
             self.odometry.share(
