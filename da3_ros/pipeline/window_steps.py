@@ -33,6 +33,7 @@ from da3_ros.pipeline.keyframe_recording import KeyframeData
 from da3_ros.pipeline.place_features import PlaceFeatures
 from da3_ros.pipeline.pose_conditioning import turned_by_gyro, unit_by_prior
 from da3_ros.pipeline.scene_map import SceneMap
+from da3_ros.pipeline.standing import Standing
 from da3_ros.pipeline.window_builder import ImageFormat, PreparedView, WindowBuilder
 from da3_ros.pipeline.window_inference import WindowInference, without_invalid_depth
 from da3_ros.pipeline.window_odometry import WindowOdometry
@@ -79,6 +80,7 @@ class WindowSteps(MapListener):
         self._bridged: Bridge | None = None  # a gap, until the first window after it
         self.refinement = WindowRefinement(config, counters, limits, self.gyro)
         self.pose_search = PoseSearch()
+        self.standing = Standing()
         self.blind = BlindFrames(
             config, self.odometry, self.refinement, self.scene_map, self.gyro, counters
         )
@@ -127,12 +129,16 @@ class WindowSteps(MapListener):
         """
         start = time.perf_counter()
         room = max(1, self.builder.window_size - len(new))
+        stands = self.standing.holds(new)
         done = self.inference.run(self.blind.choose(room, new), new)
         if done is None:
             return
         window, shared, prediction = done
         if not prediction.posed:
             yield from self._deliver_unposed(new, window, prediction, start)
+            return
+        if stands and (held := self._held(window, prediction)) is not None:
+            yield from self._deliver_held(new, held, start)
             return
         if self.blind.is_unrelated(window, shared):
             self._go_on_elsewhere(new[0].view)
@@ -162,6 +168,43 @@ class WindowSteps(MapListener):
         by_features = refined is not None and refined.by_features
         self.blind.sight.note_window(refined=None if self.refinement.skipped else by_features)
         self._finish_window(window)
+
+    def _held(self, window: Window, prediction: Prediction) -> PlacedWindow | None:
+        """Returns a window in which the robot stands, with its held poses; None if there is more
+        to do in it than to repeat them: to find the camera, or the scale."""
+        scale, sight = self.scene_map.scale, self.blind.sight
+        learns = scale.source.learns and not scale.scale.metric and any(
+            source.by_depth or source.needs_rig for source in scale.source.members
+        )  # fmt: skip
+        searches = sight.was_blind or sight.attempts or not self.scene_map.submaps.pose_known
+        if learns or searches or not self.odometry.fits or self.odometry.prior.leads_poses(window):
+            return None
+        return self.standing.placed(window, prediction, self.odometry.newest)
+
+    def _deliver_held(
+        self, new: list[PreparedView], placed: PlacedWindow, start: float
+    ) -> Iterator[TrackedFrame]:
+        """Yields the frames of a window in which the robot stands. They change neither odometry
+        nor the scale nor keyframes."""
+        report = report_of(
+            placed, self.scene_map.scale.scale, chain=self.odometry.chain, loop_closed=False,
+            total_s=time.perf_counter() - start,
+        )  # fmt: skip
+        for index, prepared in enumerate(new, len(placed.window.views) - len(new)):
+            frame = placed.frame(prepared, index, report, self.config.depth)
+            frame = self.scene_map.corrected(self.scene_map.levelled(frame))
+            self.scene_map.add(frame)
+            self.counters["processed"] += 1
+            self.counters["frames_standing"] += 1
+            self.pose_search.add(frame.stamp_ns, known=True)
+            # The pose is that of the last placed view, and so are its errors.
+            of_pose = dataclasses.replace(frame, id=self.standing.id_of(frame.camera))
+            out = self.scene_map.published(of_pose, self.odometry.uncertainty)
+            out = dataclasses.replace(out, id=frame.id)
+            self.blind.sight.see(out, prepared.view.frameset, frame.T_local_camera)
+            yield self._at_published_size(out, prepared)
+        self.scene_map.measure_depth()
+        self.scene_map.carve_floor()
 
     def _place(
         self, window: Window, shared: list[OverlapView], new: list[PreparedView],
@@ -295,6 +338,7 @@ class WindowSteps(MapListener):
                     chain=self.odometry.chain,
                 )
         self.counters["processed"] += 1
+        self.standing.note(prepared, placed, index)
         self.pose_search.add(frame.stamp_ns, known=self.scene_map.submaps.pose_known)
         frame = self.scene_map.corrected(frame)
         out = self.scene_map.published(frame, self.odometry.uncertainty)
@@ -448,6 +492,7 @@ class WindowSteps(MapListener):
         self.scene_map.start_chain(newest)
         self.odometry.start_chain(newest)
         self.refinement.refiner.restart()
+        self.standing.restart()
         self.blind.sight.start_chain()
 
     def flush(self) -> Iterator[TrackedFrame]:
@@ -474,6 +519,7 @@ class WindowSteps(MapListener):
             return False
         self.scene_map.loops.candidates.wait()
         self.builder.resize(cut, new)
+        self.standing.restart()
         self.refinement.refiner.forget_calibration()
         self.scene_map.adjustment.forget_features()
         self.counters["size_changes"] += 1
@@ -484,6 +530,7 @@ class WindowSteps(MapListener):
         cameras are rectified again, and the chain continues from them."""
         for prepared in late:
             self.odometry.rectify_again(prepared)
+        self.standing.restart()
         self.refinement.refiner.restart()
         self.scene_map.adjustment.forget_features()
         self.scene_map.scale.doubt()

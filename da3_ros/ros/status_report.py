@@ -145,6 +145,7 @@ def _alignment(stream: Stream | None) -> dict[str, Any]:
                 np.fmax.reduce([p.pose_search.seconds for p in stream.pipelines])
             ),
             "poses_held": sum(p.counters["poses_held"] for p in stream.pipelines),
+            "frames_standing": sum(p.counters["frames_standing"] for p in stream.pipelines),
             "parts": sum(map(len, components)),
             "parts_guessed": sum(len(ids - {REFERENCE}) for ids in components),
             "alignment_rms": report.alignment_rms,

@@ -1,0 +1,185 @@
+"""A robot that stands: its pose is held, so that nothing drifts.
+
+Each image is compared with that from which on its camera has not moved, so that slow motion adds
+up. Odometry and IMU have a say where the robot has them. A held view gets depth, but changes
+neither odometry nor map: what it would add is the noise of its window.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.spatial.transform import Rotation
+
+from da3_ros.geometry.poses import invert_pose
+from da3_ros.geometry.similarity import Similarity
+from da3_ros.mapping.alignment import Alignment
+from da3_ros.pipeline.delivery import PlacedWindow
+from da3_ros.pipeline.window_builder import PreparedView
+from da3_ros.refinement.still_image import ImageMotion, StillImage
+from da3_ros.types import Array, FloatImage, ImuStretch, Prediction, View, Window, WindowEstimate
+
+STILL_PX = 0.15  # common motion of an image, pixels (``still_image.WIDTH``), below which it stands
+# Share of corners that stay, from which on a camera stands; the same with one witness more, as
+# when a conveyor fills half of the image; the first one for near corners.
+CLEAR, SOME, CLEAR_NEAR = 0.8, 0.3, 0.6
+STANDS_NS = 10**9  # how long a camera must have stood before its pose is held
+# Motion by the robot's odometry up to which it stands, and from which on it moves: m, rad.
+STILL_M, STILL_RAD = 0.002, 0.002
+MOVES_M, MOVES_RAD = 0.02, 0.02
+# Spread of an IMU's values about their mean up to which it stands, rad/s and m/s^2, and a mean
+# rate that is no bias.
+STILL_GYRO, STILL_ACCELERATION, MOVES_GYRO = 0.02, 0.2, 0.05
+FEWEST_SAME = 0.3  # share of pixels with the same depth, below which the scene has changed
+SAME_DEPTH = 0.1  # log ratio
+
+
+@dataclass(eq=False)
+class _Stand:
+    """From when on a camera has not moved, and the newest frame that was placed since."""
+
+    image: StillImage
+    since: View
+    id: int  # of the newest placed view
+    depth: FloatImage  # [h, w] of that, units of odometry
+    # [h, w] on the network's depth of that view, up to its unit: what tracks have corrected.
+    factors: FloatImage
+
+
+class Standing:
+    """What each camera of a pipeline saw when it began to stand. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Begins a new chain."""
+        self._cameras: dict[str, _Stand] = {}
+        self._moves: set[int] = set()  # ids of views that are not where their camera stood
+
+    def holds(self, new: Sequence[PreparedView]) -> bool:
+        """Returns whether all cameras stand in the new views of a window, and have done so for a
+        while; notes which of them have moved."""
+        still = [self._stands(prepared.view) for prepared in new]
+        self._moves = {p.view.id for p, stands in zip(new, still, strict=True) if not stands}
+        return all(still) and all(
+            p.view.stamp_ns - self._cameras[p.view.camera].since.stamp_ns >= STANDS_NS for p in new
+        )
+
+    def _stands(self, view: View) -> bool:
+        stand = self._cameras.get(view.camera)
+        if stand is None or stand.since.image.shape != view.image.shape:
+            return False
+        if not np.array_equal(
+            np.zeros(0) if view.K is None else view.K,
+            np.zeros(0) if stand.since.K is None else stand.since.K,
+        ):
+            return False
+        said = [by_odometry(stand.since, view), None if view.imu is None else by_imu(view.imu)]
+        return stands(stand.image.motion_to(view.image), said)
+
+    def note(self, prepared: PreparedView, placed: PlacedWindow, index: int) -> None:
+        """Notes a view that was placed, view ``index`` of its window."""
+        view = prepared.view
+        unit = np.float32(placed.alignment.T_local_window.scale)
+        depth = unit * placed.depth[index]
+        factors = depth / (unit * placed.prediction.depth[index])
+        stand = self._cameras.get(view.camera)
+        if stand is None or view.id in self._moves:
+            image = StillImage(view.image, view.valid, depth)
+            self._cameras[view.camera] = _Stand(image, view, view.id, depth, factors)
+        else:
+            stand.id, stand.depth, stand.factors = view.id, depth, factors
+
+    def id_of(self, camera: str) -> int:
+        """Returns the id of the view whose pose a camera has."""
+        return self._cameras[camera].id
+
+    def placed(
+        self, window: Window, prediction: Prediction, T_local_camera: dict[str, Array]
+    ) -> PlacedWindow | None:
+        """Returns a window whose new views are where their cameras stand; None if its depth has
+        nothing to do with what these saw.
+
+        T_local_camera: newest poses [4, 4] of all cameras. The depth is corrected as that of the
+        camera's last placed frame was, in the unit of which most of both are the same.
+        """
+        fresh = range(len(window.views) - window.new, len(window.views))
+        depth, units = prediction.depth.copy(), []
+        for i in fresh:
+            stand = self._cameras[window.views[i].camera]
+            depth[i] *= stand.factors
+            unit = _unit(depth[i], stand.depth)
+            if math.isnan(unit):
+                return None
+            depth[i] *= np.float32(unit)
+            units.append(unit)
+        S = Similarity(float(np.median(units)), np.eye(3), np.zeros(3))
+        depth[fresh.start :] /= np.float32(S.scale)
+        estimate = WindowEstimate.of(prediction)
+        poses, back = estimate.T_window_camera.copy(), S.inverse()
+        for i in fresh:
+            poses[i] = back.pose(T_local_camera[window.views[i].camera])
+        estimate = replace(estimate, T_window_camera=poses)
+        return PlacedWindow(
+            window, prediction, estimate, Alignment(S, True, math.nan, math.nan), depth
+        )
+
+
+def stands(motion: ImageMotion, said: Sequence[bool | None]) -> bool:
+    """Returns whether a camera stands.
+
+    said: by odometry and IMU, whether the robot stands; None: unknown. One that says no decides.
+    Images alone must be clear, also near the camera: what is far stays where it is if the robot
+    moves. Where things move in front of a robot, one witness suffices, and where they fill the
+    image, two.
+    """
+    if False in said:
+        return False
+    witnesses = sum(one is True for one in said)
+    if witnesses == 2:
+        return not motion.share > SOME or motion.pixels < STILL_PX
+    if not motion.pixels < STILL_PX:
+        return False
+    if witnesses and motion.share >= SOME:
+        return True
+    return motion.share >= CLEAR and motion.near_share >= CLEAR_NEAR
+
+
+def by_odometry(since: View, view: View) -> bool | None:
+    """Returns whether the robot's odometry says that it has not moved since an earlier view; None:
+    it does not tell."""
+    a, b = since.T_prior_camera, view.T_prior_camera
+    if a is None or b is None or not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return None
+    T = invert_pose(a) @ b
+    way, turn = float(np.linalg.norm(T[:3, 3])), Rotation.from_matrix(T[:3, :3]).magnitude()
+    if way > MOVES_M or turn > MOVES_RAD:
+        return False
+    return True if way < STILL_M and turn < STILL_RAD else None
+
+
+def by_imu(stretch: ImuStretch) -> bool | None:
+    """Returns whether an IMU says that it stands; None: it does not tell."""
+    gyro, acceleration = (
+        float(np.sqrt(values.var(axis=0).sum())) for values in (stretch.gyro, stretch.acceleration)
+    )
+    turns = float(np.linalg.norm(stretch.gyro.mean(axis=0))) > MOVES_GYRO
+    if turns or gyro > 3 * STILL_GYRO or acceleration > 3 * STILL_ACCELERATION:
+        return False
+    return True if gyro < STILL_GYRO and acceleration < STILL_ACCELERATION else None
+
+
+def _unit(depth: FloatImage, known: FloatImage) -> float:
+    """Returns the factor with which a depth [h, w] is mostly that of another one; NaN if it is
+    not."""
+    both = np.isfinite(depth) & np.isfinite(known) & (depth > 0) & (known > 0)
+    logs = np.log(known[both] / depth[both])
+    if not logs.size:
+        return math.nan
+    middle = float(np.median(logs))
+    same = np.abs(logs - middle) < SAME_DEPTH
+    return math.exp(middle) if same.mean() >= FEWEST_SAME else math.nan
