@@ -18,9 +18,9 @@ from da3_ros.types import Array, ImuStretch, View
 
 # Standard deviations: of white noise, rad / sqrt(s), the double of a consumer chip's; of the scale
 # factor and of the mount, per angle; of the bias that nothing is known of, and its walk,
-# rad/s / sqrt(s); of a rotation by tracks, and by a network alone, rad.
+# rad/s / sqrt(s); of a rotation by tracks, by a network alone, and of a camera at rest, rad.
 WHITE, SCALE_FACTOR, FIRST_BIAS, BIAS_WALK = 3e-4, 0.01, 0.02, 1e-4
-BY_TRACKS, BY_NETWORK = 0.003, 0.015
+BY_TRACKS, BY_NETWORK, AT_REST = 0.003, 0.015, 0.001
 MEMORY = 0.998  # share of what is known of the agreement that stays at the next pair of views
 TURNED = 0.2  # rad, of pairs together, that show whether the gyro agrees
 AGREES, DISAGREES = 0.2, 0.5  # error over rotation, root mean squares
@@ -164,6 +164,13 @@ class GyroTurns:
     def contradicted(self) -> str | None:
         """Returns the camera whose rotations the gyro contradicts; None: of none."""
         return next((c for c, g in self._gyros.items() if g.state == "contradicts"), None)
+
+    def note_rest(self, first: int, second: int) -> None:
+        """Takes over that a camera has not moved from one view to a later one: all that the gyro
+        has measured is its bias."""
+        a, b = self._poses.get(first), self._poses.get(second)
+        if a is not None and b is not None:
+            self._gyros[a[0]].compare(a[1], b[1], np.eye(3), AT_REST)
 
     def learn(
         self, views: Iterable[View], poses: Mapping[int, Array], *, by_tracks: bool = True

@@ -94,6 +94,11 @@ class Standing:
         else:
             stand.id, stand.depth, stand.factors = view.id, depth, factors
 
+    @property
+    def ids(self) -> list[int]:
+        """The ids of the views whose poses cameras have that stand, or that may soon."""
+        return [stand.id for stand in self._cameras.values()]
+
     def id_of(self, camera: str) -> int:
         """Returns the id of the view whose pose a camera has."""
         return self._cameras[camera].id

@@ -203,8 +203,10 @@ class WindowSteps(MapListener):
             out = dataclasses.replace(out, id=frame.id)
             self.blind.sight.see(out, prepared.view.frameset, frame.T_local_camera)
             yield self._at_published_size(out, prepared)
+            self.gyro.note_rest(self.standing.id_of(frame.camera), frame.id)
         self.scene_map.measure_depth()
         self.scene_map.carve_floor()
+        self._forget_gyro_poses()
 
     def _place(
         self, window: Window, shared: list[OverlapView], new: list[PreparedView],
@@ -278,7 +280,7 @@ class WindowSteps(MapListener):
         self.scene_map.carve_floor()
         self.odometry.finish_window()
         self.refinement.keep(self.scene_map.table)
-        self.gyro.keep({*self.scene_map.table.shared, *self.blind.sight.last_views})
+        self._forget_gyro_poses()
         if self.odometry.is_lost:
             log.warning(
                 "%d windows in a row do not fit: a new chain begins", self.odometry.refused
@@ -409,6 +411,10 @@ class WindowSteps(MapListener):
         self.odometry.newest = {
             camera: after @ invert_pose(before) @ T for camera, T in self.odometry.newest.items()
         }
+
+    def _forget_gyro_poses(self) -> None:
+        held = self.standing.ids
+        self.gyro.keep({*self.scene_map.table.shared, *self.blind.sight.last_views, *held})
 
     def _teach_gyro(self, placed: PlacedWindow) -> None:
         """Compares the gyro with the poses of a window; says once if it contradicts them."""
