@@ -52,7 +52,7 @@ def test_an_empty_list_may_come_as_ros_hands_it_over():
         ({"window.size": 4, "window.new": 4}, "window.new is 4, but must be below window.size"),
         (
             {"scale.source": "guess"},
-            "scale.source is 'guess': must be one of none, fixed, metric_model, odometry, range, "
+            "scale.source is 'guess': must be one of none, fixed, imu, metric_model, odometry, range, "
             "rig",
         ),
         ({"map.voxel_m": float("nan")}, "map.voxel_m is NaN"),

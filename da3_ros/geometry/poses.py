@@ -34,6 +34,13 @@ def matrix_from_quaternion(q: Array) -> Array:
     return np.asarray(Rotation.from_quat(q).as_matrix())
 
 
+def turned(T: Array, R: Array) -> Array:
+    """Returns a pose [4, 4] turned by R [3, 3] in its own axes, at the same position."""
+    out = T.copy()
+    out[:3, :3] = T[:3, :3] @ R
+    return out
+
+
 def turn_between(first: Array, second: Array) -> Array:
     """Returns the smallest rotation [3, 3] that turns one unit vector [3] into another one."""
     axis, cosine = np.cross(first, second), float(first @ second)

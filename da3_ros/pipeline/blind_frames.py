@@ -16,7 +16,7 @@ import numpy as np
 from scipy.spatial.transform import Rotation
 
 from da3_ros.config import PipelineConfig
-from da3_ros.geometry.poses import invert_pose
+from da3_ros.geometry.poses import invert_pose, turned
 from da3_ros.inertial.gyro_turns import GyroTurns
 from da3_ros.mapping.covariance import motion
 from da3_ros.mapping.frames import LocalFrame
@@ -251,13 +251,6 @@ class BlindFrames:
             return T
         turn = self._gyro.turn(last.id, id)
         return T if turn is None else turned(T, turn[0])
-
-
-def turned(T: Array, R: Array) -> Array:
-    """Returns a pose [4, 4] with its camera turned by R [3, 3], at the same position."""
-    out = T.copy()
-    out[:3, :3] = T[:3, :3] @ R
-    return out
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -38,18 +38,19 @@ from da3_ros.mapping.metric_scale import MapScale, OdomFrame, scaled_depth, scal
 from da3_ros.mapping.pose_hint import PoseHint
 from da3_ros.mapping.scene import REFERENCE
 from da3_ros.mapping.submaps import Snapshot, SubmapStore
-from da3_ros.navigation.floor import Floor, below_first_camera
+from da3_ros.navigation.floor import below_first_camera
 from da3_ros.navigation.floor_grid import OccupancyGrid
 from da3_ros.pipeline.delivery import PlacedWindow, tracked_frame, with_covariance
 from da3_ros.pipeline.depth_mapping import DepthMapping, Found, PointsMaker
 from da3_ros.pipeline.floor_mapping import FloorMapping
 from da3_ros.pipeline.keyframe_recording import KeyframeData, KeyframeRecording
+from da3_ros.pipeline.level_finder import LevelFinder
 from da3_ros.pipeline.map_adjustment import MapAdjustment
 from da3_ros.pipeline.map_following import MapFollowing
 from da3_ros.pipeline.saved_recognition import usable_recognition, with_recognition
 from da3_ros.refinement.bundle import Metre
 from da3_ros.refinement.refiner import RefinedWindow
-from da3_ros.types import Array, Scale, TrackedFrame, Window, WindowEstimate
+from da3_ros.types import Array, Scale, TrackedFrame, View, Window, WindowEstimate
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +172,7 @@ class SceneMap(MapListener):
     def _reset_map_pose(self) -> None:
         self.T_ros_map = T_ROS_MAP
         self.map_placed = self._is_given = self._has_axes = self.is_level = False
-        self.floor = Floor()
+        self.level_finder = LevelFinder(self.config)
 
     def to_origin(self) -> None:
         """Places the next chain at the map's origin, not at the end of the last one."""
@@ -363,14 +364,17 @@ class SceneMap(MapListener):
         self.table.move_frames(found.frames)
         return found.metre
 
-    def levelled(self, frame: LocalFrame) -> LocalFrame:
-        """Returns a frame with the camera's pose over the floor that it sees, if up is that."""
-        if self.config.level.source != "ground":
-            return frame
-        T = self.floor.follow(frame)
-        if T is not None:
-            T = scaled_pose(T, self.scale.published_unit(frame.scale))
-        return dataclasses.replace(frame, T_level_camera=T)
+    def levelled(self, frame: LocalFrame, view: View, *, sound: bool) -> LocalFrame:
+        """Returns a frame with what is up by gravity or floor; see ``LevelFinder.follow``."""
+        unit = self.scale.published_unit(frame.scale)
+        return self.level_finder.follow(frame, view, unit, sound=sound)
+
+    def note_up(self, frame: LocalFrame, submap: int) -> None:
+        """Takes over what gravity says is up in a keyframe, which is the newest frame."""
+        up = self.level_finder.up
+        if up is not None and submap != NO_SUBMAP:
+            R = self.table.T_local_submap(submap).R.T @ frame.T_local_camera[:3, :3]
+            self.loops.add_up(submap, dataclasses.replace(up, direction=R @ up.direction))
 
     def measure_depth(self) -> None:
         """Goes on to measure the depth of keyframes, after a window."""
@@ -546,6 +550,8 @@ class SceneMap(MapListener):
         what = "another SLAM is followed" if correction.followed else "loop closed"
         if correction.adjusted:
             what = "keyframes adjusted"
+        if correction.levelled:
+            what = "submaps levelled by gravity"
         # A path may come each second.
         level = logging.DEBUG if correction.followed else logging.INFO
         log.log(level, "%s: submaps move by up to %.3g (map units)", what, far)

@@ -37,7 +37,7 @@ FEWEST_SAME = 0.3  # share of pixels with the same depth, below which the scene 
 SAME_DEPTH = 0.1  # log ratio
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class _Stand:
     """From when on a camera has not moved, and the newest frame that was placed since."""
 
@@ -92,7 +92,7 @@ class Standing:
             image = StillImage(view.image, view.valid, depth)
             self._cameras[view.camera] = _Stand(image, view, view.id, depth, factors)
         else:
-            stand.id, stand.depth, stand.factors = view.id, depth, factors
+            self._cameras[view.camera] = replace(stand, id=view.id, depth=depth, factors=factors)
 
     @property
     def ids(self) -> list[int]:

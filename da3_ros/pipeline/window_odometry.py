@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from da3_ros.config import PipelineConfig
+from da3_ros.geometry.poses import invert_pose, turned
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.alignment import Alignment, WindowAligner
 from da3_ros.mapping.covariance import (
@@ -82,6 +83,14 @@ class WindowOdometry:
         set to, with an unknown covariance."""
         self._clear_overlap_views()
         self.uncertainty.start_chain(known=False)
+
+    def turn_cameras(self, camera: str, R: Array) -> None:
+        """Turns the newest pose of a camera by R [3, 3] in its own axes, and those of the others
+        with it."""
+        before = self.newest.get(camera)
+        if before is not None:
+            move = turned(before, R) @ invert_pose(before)
+            self.newest = {name: move @ T for name, T in self.newest.items()}
 
     def expect_unit(self, unit: float) -> None:
         """Sets the assumed unit of the next window: of odometry, per network unit."""

@@ -17,17 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from da3_ros.config import PipelineConfig
-from da3_ros.geometry.poses import invert_pose
 from da3_ros.geometry.projection import resize_K
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.inertial.gyro_turns import GyroTurns
 from da3_ros.mapping.covariance import UNMEASURED
 from da3_ros.mapping.depth_filter import STEP
+from da3_ros.mapping.frames import LocalFrame
 from da3_ros.mapping.graph_solution import Correction
 from da3_ros.mapping.map_table import NO_SUBMAP, MapListener, OverlapView
 from da3_ros.mapping.pose_hint import PoseHint
 from da3_ros.mapping.resizing import Cut
-from da3_ros.pipeline.blind_frames import REFUSED, BlindFrames, Bridge, turned
+from da3_ros.pipeline.blind_frames import REFUSED, BlindFrames, Bridge
 from da3_ros.pipeline.delivery import UNPLACED, PlacedWindow, report_of, tracked_frame
 from da3_ros.pipeline.keyframe_recording import KeyframeData
 from da3_ros.pipeline.place_features import PlaceFeatures
@@ -192,7 +192,8 @@ class WindowSteps(MapListener):
         )  # fmt: skip
         for index, prepared in enumerate(new, len(placed.window.views) - len(new)):
             frame = placed.frame(prepared, index, report, self.config.depth)
-            frame = self.scene_map.corrected(self.scene_map.levelled(frame))
+            frame = self._levelled(frame, prepared.view)
+            frame = self.scene_map.corrected(frame)
             self.scene_map.add(frame)
             self.counters["processed"] += 1
             self.counters["frames_standing"] += 1
@@ -297,6 +298,7 @@ class WindowSteps(MapListener):
                 self.pose_search.hint,
                 self.places.matching if self.config.refinement.enabled else None,
             )
+            self.scene_map.loops.hold_level(self.scene_map.scale.measured)
             if self.scene_map.submaps.pose_known:  # else two may contradict each other
                 self.pose_search.note_found(self.scene_map.loops.found - found)
 
@@ -306,7 +308,7 @@ class WindowSteps(MapListener):
         """Adds the frame of view ``index`` to overlap views and map; returns it in map
         coordinates."""
         frame = placed.frame(prepared, index, report, self.config.depth)
-        frame = self.scene_map.levelled(frame)
+        frame = self._levelled(frame, prepared.view)
         self.blind.keep_odometry(frame)
         overlap_view = self.odometry.overlap_view_of(prepared.view, frame)
         if overlap_view is not None:
@@ -330,6 +332,7 @@ class WindowSteps(MapListener):
             )
             if frame.keyframe and submap != NO_SUBMAP:
                 self.scene_map.loops.add_keyframe(frame.id, descriptor)
+                self.scene_map.note_up(frame, submap)
             tracked = self.refinement.view(frame.id)
             if tracked is not None and submap != NO_SUBMAP and self.scene_map.adjusts:
                 self.scene_map.adjustment.add(
@@ -404,13 +407,12 @@ class WindowSteps(MapListener):
         whose first new view is ``view``."""
         bridge, self._bridged = self._bridged, None
         turn = None if bridge is None else self.gyro.turn(bridge.last, view.id)
-        before = self.odometry.newest.get(view.camera)
-        if turn is None or before is None:
-            return
-        after = turned(before, turn[0])
-        self.odometry.newest = {
-            camera: after @ invert_pose(before) @ T for camera, T in self.odometry.newest.items()
-        }
+        if turn is not None:
+            self.odometry.turn_cameras(view.camera, turn[0])
+
+    def _levelled(self, frame: LocalFrame, view: View) -> LocalFrame:
+        sound = self.gyro.states.get(view.camera, ("unknown", 0.0))[0] != "contradicts"
+        return self.scene_map.levelled(frame, view, sound=sound)
 
     def _forget_gyro_poses(self) -> None:
         held = self.standing.ids

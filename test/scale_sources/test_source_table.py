@@ -120,7 +120,7 @@ def test_the_parameter_lists_the_toy(add):
     assert row.choices == scale_choices()
     assert row.choices[-1] == "toy"
     assert set(row.choices) == {*SCALE_SOURCES, "none"} | {"toy"}
-    with pytest.raises(ConfigError, match=r"must be one of none, .*, imu, toy"):
+    with pytest.raises(ConfigError, match=r"must be one of none, .*, rig, toy"):
         settings(**{"scale.source": "sonar"})
 
 

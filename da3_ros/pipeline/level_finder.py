@@ -1,0 +1,67 @@
+"""What is up in each frame, and how high its camera is over the floor: by gravity and floor."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from da3_ros.config import PipelineConfig, uses_imu
+from da3_ros.inertial.gravity import GravityFilter
+from da3_ros.mapping.frames import LocalFrame
+from da3_ros.mapping.graph_solution import Up
+from da3_ros.mapping.metric_scale import scaled_pose
+from da3_ros.navigation.floor import Floor, level_at
+from da3_ros.types import Array, View
+
+MOST_SIGMA = np.radians(1.0)  # of what is up, from which on it is not known well enough
+
+
+class LevelFinder:
+    """Follows gravity and the floor of one scene, from frame to frame."""
+
+    def __init__(self, config: PipelineConfig) -> None:
+        self.source = config.level.source
+        self.floor = Floor()
+        self._gravity = GravityFilter() if uses_imu(config) else None
+        self._camera: str | None = None  # whose IMU data are followed
+        self._chain = -1
+        self.up: Up | None = None  # by gravity, in the axes of the newest frame's camera
+
+    def follow(
+        self, frame: LocalFrame, view: View, unit: float, *, sound: bool = True
+    ) -> LocalFrame:
+        """Returns a frame with ``T_level_camera`` by gravity or by the floor, if up is that.
+
+        unit: published units per unit of odometry. sound: whether no rotation contradicts the IMU.
+        """
+        self.up = self._follow_gravity(frame, view, sound=sound)
+        if self.source not in ("ground", "imu"):
+            return frame
+        by_imu = self.source == "imu"
+        T: Array | None = None
+        if not by_imu or self.up is not None:
+            up = self.up.direction if by_imu and self.up is not None else None
+            T = self.floor.follow(frame, up)
+            T = level_at(up) if T is None and up is not None else T
+        if T is not None:
+            T = scaled_pose(T, unit)
+        return replace(frame, T_level_camera=T)
+
+    def _follow_gravity(self, frame: LocalFrame, view: View, *, sound: bool) -> Up | None:
+        """Returns what gravity says is up, in the axes of the frame's camera; None: unknown."""
+        if self._gravity is None or (view.imu is None and self._camera is None):
+            return None
+        if self._camera is None:
+            self._camera = frame.camera
+        T = frame.T_local_camera
+        if frame.camera != self._camera or not np.isfinite(T).all():
+            return None
+        if frame.window.chain != self._chain:
+            self._chain = frame.window.chain
+            self._gravity.restart()
+        metres = frame.scale.value if frame.scale.metric else None
+        found = self._gravity.follow(frame.stamp_ns, view.imu, T, metres)
+        if found is None or not sound or not found.sigma < MOST_SIGMA:
+            return None
+        return Up(T[:3, :3].T @ found.up_local, found.sigma)
