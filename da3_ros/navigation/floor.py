@@ -216,11 +216,10 @@ def level_at(up: Array) -> Array:
 
 def below_first_camera(T_level_map: Array) -> Array:
     """Returns ``T_ros_map`` [4, 4] of a map that begins on the floor below its first camera, x
-    where that looks; ``T_level_map``: the map in any level frame. At an unknown height (z is NaN)
-    it begins at its first camera."""
+    where that looks; ``T_level_map``: the map in any level frame."""
     x, y = T_level_map[:2, 2] if abs(T_level_map[2, 2]) < STRAIGHT else -T_level_map[:2, 1]
     c, s = np.array([x, y]) / np.hypot(x, y)
     T = np.eye(4)
     T[:3, :3] = np.array([[c, s, 0], [-s, c, 0], [0, 0, 1]]) @ T_level_map[:3, :3]
-    T[2, 3] = np.nan_to_num(T_level_map[2, 3])
+    T[2, 3] = T_level_map[2, 3]
     return T

@@ -152,9 +152,11 @@ class SceneMap(MapListener):
             return
         if not frame.posed:
             return
-        T_ros_map = T @ invert_pose(frame.T_map_camera)
+        T_ros_map = np.nan_to_num(T) @ invert_pose(frame.T_map_camera)
         if by_floor or shown:
             T_ros_map = below_first_camera(T_ros_map)
+        if not frame.height_known:  # z = 0 is that of the first camera until it is
+            T_ros_map[2, 3] = 0.0
         turn = Rotation.from_matrix(T_ros_map[:3, :3] @ self.T_ros_map[:3, :3].T).magnitude()
         if shown and turn > SEEN_TURN:
             log.warning(

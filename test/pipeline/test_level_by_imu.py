@@ -1,0 +1,152 @@
+"""What is up by an IMU: the map is level, tilt does not drift, and the floor's height is found."""
+
+import dataclasses
+import functools
+import logging
+
+import numpy as np
+import pytest
+from scipy.spatial.transform import Rotation
+from support.driving import level
+from support.pipelines import settings, to_frame
+
+from da3_ros.geometry.poses import invert_pose
+from da3_ros.inertial.noise import ImuNoise
+from da3_ros.pipeline.pipeline import Pipeline
+from da3_ros.synthetic import SyntheticCamera
+from da3_ros.synthetic.imu import imu_samples
+from da3_ros.synthetic.truth import TruthSession
+
+SIZE, FRAMES = (140, 112), 40
+WRONG_MOUNT = np.array([[0.0, -1, 0, 0], [0, 0, -1, 0], [1, 0, 0, 0], [0, 0, 0, 1]])
+
+
+@functools.cache
+def walked(walk="carried", seed=4, frames=FRAMES):
+    camera = SyntheticCamera(seed, SIZE, walk=walk, frames=frames)
+    return camera, list(camera)
+
+
+def run(mount=None, gap=(), walk="carried", frames=FRAMES, network=TruthSession, **values):
+    camera, frames = walked(walk, frames=frames)
+    stamps = np.array([f.stamp_ns for f in frames])
+    samples = imu_samples(camera.T_room_camera, stamps, noise=ImuNoise(), seed=2)
+    stretches = [None, *samples.stretches(stamps, mount)]
+    pipeline = Pipeline(
+        settings(**{"level.source": "imu", "scale.source": "fixed", **values}),
+        network(frames),
+    )
+    out = []
+    for k, (f, stretch) in enumerate(zip(frames, stretches, strict=True)):
+        frame = to_frame(camera, f, imu=None if k in gap else stretch)
+        for tracked in pipeline.push(frame):
+            pipeline.scene_map.level(tracked)
+            out.append(tracked)
+    return pipeline, out, frames
+
+
+def tilt(T, true):
+    """Angle, degrees, between two ``T_level_camera``'s up."""
+    return np.degrees(np.arccos(np.clip(T[2, :3] @ true[2, :3], -1, 1)))
+
+
+def test_each_frame_and_the_map_know_what_is_up():
+    pipeline, out, frames = run()
+    known = [r.T_level_camera is not None for r in out]
+    assert not known[0]  # nothing was measured yet
+    assert known.count(True) > FRAMES / 2
+    errors = [
+        tilt(r.T_level_camera, level(f))
+        for r, f in zip(out, frames, strict=True)
+        if r.T_level_camera is not None
+    ]
+    assert np.median(errors) < 1.0
+    assert max(errors) < 2.5
+    up = pipeline.scene_map.T_ros_map @ out[-1].T_map_camera
+    assert tilt(up, level(frames[-1])) < 2.0
+
+
+def test_the_floors_height_is_that_of_the_map_in_metres():
+    pipeline, out, frames = run(**{"scale.factor": factor()})
+    seen = [r for r in out if r.height_known]
+    assert seen
+    assert pipeline.scene_map.is_level
+    for r in seen[-5:]:
+        true = level(next(f for f in frames if f.stamp_ns == r.stamp_ns))
+        assert r.T_level_camera[2, 3] == pytest.approx(true[2, 3], rel=0.1)
+        in_map = pipeline.scene_map.T_ros_map @ r.T_map_camera
+        assert in_map[2, 3] == pytest.approx(true[2, 3], rel=0.15)
+
+
+@functools.cache
+def factor():
+    """Metres per unit of the truth session's first window."""
+    _, out, frames = run()
+    return float(np.nanmedian(frames[0].depth / out[0].depth_m))
+
+
+def test_without_imu_data_nothing_is_level_():
+    pipeline, out, _ = run(gap=range(FRAMES))
+    assert all(r.T_level_camera is None for r in out)
+    assert not pipeline.scene_map.is_level
+
+
+def test_a_gap_does_not_turn_the_map():
+    _, out, frames = run(gap=range(20, 26))
+    errors = [
+        tilt(r.T_level_camera, level(f))
+        for r, f in zip(out, frames, strict=True)
+        if r.T_level_camera is not None
+    ]
+    assert max(errors) < 3.0
+
+
+def test_an_imu_that_the_camera_contradicts_is_not_followed():
+    pipeline, out, _ = run(mount=WRONG_MOUNT)
+    [(state, _)] = pipeline.gyro.states.values()
+    assert state == "contradicts"
+    assert out[-1].T_level_camera is None
+
+
+def test_gravity_is_a_factor_of_submaps():
+    pipeline, *_ = run()
+    graph = pipeline.loops._graph
+    ups = graph.problem(metric=True).ups
+    assert ups
+    for k, up in ups.items():
+        R = graph.pose(graph.nodes[k]).R
+        first = invert_pose(walked()[1][0].T_room_camera)[:3, :3]
+        assert np.degrees(np.arccos(R @ up.direction @ first @ [0, 0, 1])) < 2.0
+
+
+class Bending(TruthSession):
+    """Tilts each new view by a tenth of a degree, as windows would that bend the way."""
+
+    def infer(self, window):
+        out = super().infer(window)
+        poses = out.T_window_camera.copy()
+        bend = Rotation.from_euler("x", 0.1, degrees=True).as_matrix()
+        for k in range(len(window.views) - window.new, len(window.views)):
+            poses[k, :3, :3] = poses[k, :3, :3] @ bend
+        return dataclasses.replace(out, T_window_camera=poses)
+
+
+@pytest.mark.long
+def test_gravity_holds_roll_and_pitch_of_the_map(caplog):
+    """Without a loop, what windows bend is straightened where submaps disagree about up."""
+    ends = {}
+    for source in ("none", "imu"):
+        with caplog.at_level(logging.INFO):
+            pipeline, out, frames = run(
+                network=Bending, walk="loop", frames=120,
+                **{"level.source": source, "keyframe.parallax": 0.03, "loop.every": 10**6},
+            )  # fmt: skip
+        first = invert_pose(frames[0].T_room_camera)[:3, :3]
+        ups = [r.T_map_camera[:3, :3] @ f.T_room_camera[:3, :3].T @ [0, 0, 1]
+               for r, f in zip(out, frames, strict=True)]  # fmt: skip
+        angles = np.degrees(np.arccos(np.clip(np.array(ups) @ first @ [0, 0, 1], -1, 1)))
+        ends[source] = angles[-20:].mean()
+        assert pipeline.loops.closed == 0
+    assert "submaps levelled by gravity" in caplog.text
+    assert ends["none"] > 0.7
+    assert ends["imu"] < 0.75 * ends["none"]
