@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,17 +12,19 @@ from da3_ros.config import NodeConfig, uses_imu
 from da3_ros.messages.decode import stamp_ns
 from da3_ros.sensors.imu_input import ImuError, ImuHistory, ImuInput, ImuSample
 from da3_ros.sensors.transform_tree import TransformTree
+from da3_ros.types import Array
 
 IMU, TOPIC = "sensor_msgs/msg/Imu", "imu"
 
 
 def open_imu(
-    config: NodeConfig, transforms: TransformTree, history: ImuHistory | None = None
-) -> ImuInput | None:
-    """Returns the IMU's input; None if the parameters use none."""
+    config: NodeConfig, transforms: TransformTree, history: ImuHistory | None = None,
+    mounts: Mapping[str, Array] | None = None,
+) -> ImuInput | None:  # fmt: skip
+    """Returns the IMU's input; None if the parameters use none. mounts: as of ``ImuInput``."""
     if not uses_imu(config.pipeline):
         return None
-    return ImuInput(config.pipeline.imu, transforms, history)
+    return ImuInput(config.pipeline.imu, transforms, history, mounts)
 
 
 def read_imu(message: Any) -> ImuSample:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import abc
 import heapq
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from da3_ros.sensors.imu_input import ImuSample
 from da3_ros.types import Array, Frame
 
 Item = TypeVar("Item")
@@ -108,6 +109,14 @@ def _drain(waiting: list[tuple[int, int, Item]], keep: int) -> Iterator[tuple[in
         yield stamp_ns, item
 
 
+@dataclass(frozen=True, eq=False)
+class ImuRecording:
+    """An IMU whose mount is known."""
+
+    samples: Iterator[ImuSample]  # may be read while the frames are
+    T_camera_imu: Mapping[str, Array]  # [4, 4] by the frame_id of frames
+
+
 class Recording(abc.ABC):
     """Frames of one or several cameras of a recording. Each iteration starts at the first frame.
 
@@ -148,6 +157,11 @@ class Recording(abc.ABC):
         Raises RecordingError if there is no such topic.
         """
         raise RecordingError(f"{self.path.name} is not a bag: it has no topic {topic}")
+
+    def imu(self) -> ImuRecording | None:
+        """Returns the IMU that is part of a data set; None: it has none, or is a bag, whose
+        topics are read by ``along``."""
+        return None
 
     def along(self, topic: str) -> Iterator[Any]:
         """Yields the messages of a topic as ``messages``, with files of its own: it may be read

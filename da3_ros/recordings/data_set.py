@@ -7,13 +7,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from da3_ros.geometry.poses import invert_pose
 from da3_ros.messages.decode import MAX_PIXELS, ImageError, decode_file
-from da3_ros.recordings.base import FrameSelection, Recording, RecordingError
+from da3_ros.recordings.base import FrameSelection, ImuRecording, Recording, RecordingError
 from da3_ros.recordings.layouts.layout import ImageList, Layout, ListedImage, camera_of
 from da3_ros.recordings.layouts.listing import read_image
+from da3_ros.sensors.imu_input import ImuSample
 from da3_ros.types import Array, Calibration, Frame
 
 log = logging.getLogger(__name__)
+
+
+IMU_FRAME = "imu"
+
+
+def _frame_id(camera: str) -> str:
+    return f"{camera}_optical" if camera else "camera_optical"
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +82,16 @@ class DataSetRecording(Recording):
         known = {name: T for name, T in found.items() if T is not None}
         return known if len(known) == len(found) else {}
 
+    def imu(self) -> ImuRecording | None:
+        """Returns the IMU of the data set, if the mounts of all cameras are known too."""
+        rows, mounts = self._layout.imu(self.path), self.mounts()
+        if rows is None or not mounts:
+            return None
+        samples = (ImuSample(stamp_ns, IMU_FRAME, values) for stamp_ns, values in rows)
+        return ImuRecording(
+            samples, {_frame_id(name): invert_pose(T) for name, T in mounts.items()}
+        )
+
     def __iter__(self) -> Iterator[Frame]:
         """Yield the selected frames."""
         self.counters["bad_images"], self.bad_images = 0, []
@@ -88,7 +107,7 @@ class DataSetRecording(Recording):
             yield Frame(
                 stamp_ns=stamp_ns,
                 image=image,
-                frame_id=f"{source.name}_optical" if source.name else "camera_optical",
+                frame_id=_frame_id(source.name),
                 camera=source.name,
                 calibration=self._calibration or one.calibration,
                 rectified=source.listed.rectified if self._rectified is None else self._rectified,

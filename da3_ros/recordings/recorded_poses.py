@@ -86,6 +86,10 @@ def imu_of_recording(
     """
     if not uses_imu(config.pipeline):
         return None
+    own = recording.imu()
+    if own is not None and topic is None:
+        log.info("imu: reading that of the data set")
+        return open_imu(config, transforms, ImuHistory(own.samples), own.T_camera_imu)
     name = topic or _only(recording, IMU, "an IMU is to be used", "--imu")
     messages = recording.along(name)
     log.info("imu: reading %s", name)

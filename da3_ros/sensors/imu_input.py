@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -130,10 +130,13 @@ class ImuInput:
     """
 
     def __init__(
-        self, config: ImuConfig, transforms: TransformTree, history: ImuHistory | None = None
-    ) -> None:
-        """transforms: for the mount of the IMU on the camera."""
+        self, config: ImuConfig, transforms: TransformTree, history: ImuHistory | None = None,
+        mounts: Mapping[str, Array] | None = None,
+    ) -> None:  # fmt: skip
+        """transforms: for the mount of the IMU on the camera. mounts: ``T_camera_imu`` [4, 4] by
+        frame_id, as a recording says it, which need no transform."""
         self.config, self._transforms = config, transforms
+        self._mounts = dict(mounts or {})
         self.history = ImuHistory() if history is None else history
         self.without = 0  # frames without a stretch, but for the first one of each camera
         self._last_ns: dict[str, int] = {}  # stamp of the last frame, by camera
@@ -169,6 +172,8 @@ class ImuInput:
 
     def _mount(self, frame_id: str, stamp_ns: int) -> Array:
         imu = self.history.frame_id
+        if frame_id in self._mounts:
+            return self._mounts[frame_id]
         if imu == frame_id.lstrip("/"):
             return np.eye(4)
         try:

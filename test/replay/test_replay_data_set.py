@@ -5,13 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.sequence_writers import write_euroc
+from support.sequence_writers import write_euroc, write_euroc_imu
 
 from da3_ros.cli.arguments import load_config
 from da3_ros.recordings.true_poses import read_true_poses
 from da3_ros.replay.results import ReplayOptions
 from da3_ros.replay.run import replay
 from da3_ros.synthetic import SyntheticCamera
+from da3_ros.synthetic.imu import imu_samples
 from da3_ros.synthetic.rig import rig_mount
 from da3_ros.synthetic.truth import TruthSession
 
@@ -45,6 +46,26 @@ def test_the_folder_that_one_is_in_has_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "V1_01" / "mav0")
     names = [ReplayOptions(Path(path), tmp_path).name for path in (".", "..", "../../V1_01")]
     assert names == ["mav0", "V1_01", "V1_01"]
+
+
+def test_the_imu_of_the_body_turns_with_the_camera(tmp_path):
+    """Without a transform: the calibration of the camera says where it is on the IMU."""
+    camera = SyntheticCamera(seed=3, size=SIZE, walk="spot", frames=18)
+    frames, folder = list(camera), tmp_path / "V1"
+    write_euroc(folder, camera, frames)
+    body = np.eye(4)
+    body[:3, :3] = [[0, 0, 1], [-1, 0, 0], [0, -1, 0]]
+    body[:3, 3] = [0.1, 0.02, -0.05]  # as the writer has it
+    stamps = np.array([f.stamp_ns for f in frames])
+    mount = np.linalg.inv(body)
+    write_euroc_imu(folder, imu_samples(camera.T_room_camera, stamps, T_camera_imu=mount))
+    values = ["process_res:=84", "window.size:=4", "imu.enabled:=true", "level.source:=imu"]
+    replay(
+        ReplayOptions(folder, tmp_path / "out"), load_config(None, values), TruthSession(frames)
+    )
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["counts"].get("frames_without_imu", 0) == 0
+    assert report["counts"].get("gyro_contradicted", 0) == 0
 
 
 @pytest.mark.slow

@@ -107,6 +107,16 @@ def write_euroc(folder, camera, frames, name="cam0", mount=None):
     (where / "sensor.yaml").write_text(yaml.safe_dump(sensor))
 
 
+def write_euroc_imu(folder, samples):
+    """EuRoC's IMU, which is the body: samples of a simulated one with the camera's mount there."""
+    where = folder / "mav0" / "imu0"
+    where.mkdir(parents=True)
+    lines = ["#timestamp [ns],w_RS_S_x [rad s^-1],...,a_RS_S_z [m s^-2]"]
+    for row in zip(samples.stamps_ns, samples.gyro, samples.acceleration, strict=True):
+        lines.append(",".join([str(row[0]), *(f"{v:.9f}" for v in (*row[1], *row[2]))]))
+    (where / "data.csv").write_text("\n".join(lines) + "\n")
+
+
 ASL = {"plumb_bob": "radial-tangential", "equidistant": "equidistant"}
 
 

@@ -51,7 +51,8 @@ class EurocAsl(Layout):
     """``mav0/camN`` has data.csv (stamp in ns, file), the images in ``data``, and sensor.yaml with
     K, distortion and T_BS, camera to body; else K and mount are in kalibr's camchain.yaml.
 
-    The truth's data.csv has the body's position and quaternion (w first) at stamps of its own.
+    ``imu0/data.csv`` has the samples of the IMU, which is the body: stamp in ns, gyro, specific
+    force. The truth's data.csv has the body's position and quaternion (w first) at stamps of its own.
     """
 
     title = "EuRoC (ASL)"
@@ -82,6 +83,17 @@ class EurocAsl(Layout):
     def mount(self, folder: Path, camera: str) -> Array | None:
         sensor = _sensor(folder, camera)
         return None if sensor is None else sensor.T_body_camera
+
+    def imu(self, folder: Path) -> Iterator[tuple[int, Array]] | None:
+        file = _root(folder) / "imu0" / "data.csv"
+        if not file.exists():
+            return None
+
+        def read(line: Row) -> tuple[int, Array]:
+            stamp, *rest = cells(line[1])
+            return to_ns(stamp), np.array(numbers(rest, 6))
+
+        return read_poses(file, _csv(file), read, what="numbers")
 
     def poses(self, folder: Path, camera: str, rate_hz: float) -> Iterator[tuple[int, Array]]:
         files = [_root(folder) / name / "data.csv" for name in TRUTH]

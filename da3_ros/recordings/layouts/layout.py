@@ -61,6 +61,11 @@ class Layout(abc.ABC):
         Raises RecordingError."""
         return None
 
+    def imu(self, folder: Path) -> Iterator[tuple[int, Array]] | None:
+        """Yields the stamp in ns and the values [6] (gyro, rad/s; specific force, m/s^2) of an
+        IMU's samples, in the axes of the rig; None: it has none. Raises RecordingError."""
+        return None
+
     @abc.abstractmethod
     def poses(self, folder: Path, camera: str, rate_hz: float) -> Iterator[tuple[int, Array]]:
         """Yields the stamp in ns and T_truth_camera [4, 4] of each known true pose, in any order.

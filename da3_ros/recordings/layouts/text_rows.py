@@ -106,9 +106,9 @@ def pose_of_matrix(values: Sequence[float]) -> Array:
 
 def read_poses(
     path: Path, lines: Iterable[Row], read: Callable[[Row], tuple[int, Pose]], *,
-    images: bool = False,
+    images: bool = False, what: str = "a pose",
 ) -> Iterator[tuple[int, Pose]]:  # fmt: skip
-    """Yields what ``read`` makes of lines of ``path``: stamp in ns and pose.
+    """Yields what ``read`` makes of lines of ``path``: stamp in ns and pose, or what is named.
 
     Lines for which it raises ValueError are left out with one warning. images: whether a line is
     the name of an image.
@@ -122,7 +122,7 @@ def read_poses(
             bad.append(f"{kind} {line[1] if images else line[0]}: {error}")
     if bad:
         log.warning(
-            "%s: %d %ss without a pose are left out (%s)", path.name, len(bad), kind, bad[0]
+            "%s: %d %ss without %s are left out (%s)", path.name, len(bad), kind, what, bad[0]
         )
 
 
