@@ -158,10 +158,9 @@ class Walk:
                 log = np.log(r.depth_m / truth)
             if np.isfinite(log).any():
                 depth.append(float(np.median(log[np.isfinite(log)])))
-        path = pipeline.scene().poses
-        way = _way(path.T_map_camera) / _way(
-            np.array([self.by_stamp[int(s)].T_room_camera for s in path.stamp_ns])
-        )
+        poses = list(pipeline.scene().poses)
+        true = np.array([self.by_stamp[p.stamp_ns].T_room_camera for p in poses])
+        way = _way(np.array([p.T_map_camera for p in poses])) / _way(true)
         sigma = metric[-1].scale.sigma
         return row | {
             "metric_from": len(found) - len(metric),
@@ -249,10 +248,9 @@ def _depth_errors(one: dict[str, Any], walk: Walk) -> dict[str, float]:
     if dense is not None:
         out["share"] = float(dense.measured.mean())
         out["in_sigmas_off"] = _in_sigmas(dense, metres, truth)
-    shape = (keyframe.depth.shape[0], keyframe.depth.shape[1])
     for count in COUNTS:
         start = time.perf_counter()
-        returns = observed(keyframe.returns[:count], keyframe.K, shape, metres)
+        returns = observed(keyframe.returns[:count], keyframe.K, keyframe.depth, metres)
         on, _ = with_returns(keyframe.depth, dense, returns)
         out[f"ms_{count}"] = 1000 * (time.perf_counter() - start)
         assert on is not None

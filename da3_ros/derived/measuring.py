@@ -515,8 +515,8 @@ class MeasureJob:
         keyframe, metres = one.keyframe, self.metres
         if keyframe.returns is None or not math.isfinite(metres) or id not in self.placed:
             return one
-        K, shape = keyframe.K, (keyframe.depth.shape[0], keyframe.depth.shape[1])
-        returns = observed(keyframe.returns, K, shape, metres * self.placed[id].unit)
+        metres *= self.placed[id].unit
+        returns = observed(keyframe.returns, keyframe.K, keyframe.depth, metres)
         dense, pixels = with_returns(keyframe.depth, one.dense, returns)
         if dense is None:
             return one

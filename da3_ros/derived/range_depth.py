@@ -19,6 +19,7 @@ from da3_ros.types import Array, DenseDepth, FloatImage
 
 SIGMA = 0.01  # relative deviation of a return, and of where it is in the image
 EDGE_PX, EDGE = 5, 0.15  # depth that differs by more (log) within so many pixels is an edge
+SIGMA_EDGE_PX = 13  # the same, of deviations
 SURFACES = 1.0  # of log depth, between the two surfaces of an edge at most
 OUTLIER, LEAST_OUTLIER = 3.0, 0.1  # robust deviations of a correction from those around, and log
 SCALES = 1, 2, 4, 8, 16  # of the grids of corrections, in cells of ``dense_depth``
@@ -42,15 +43,15 @@ class Observed:
         return Observed(self.row[kept], self.column[kept], self.depth[kept])
 
 
-def observed(points: FloatImage, K: Array, shape: tuple[int, int], metres: float) -> Observed:
-    """Returns the returns [N, 3], camera's axes, metres, that an image of ``shape`` (h, w) shows.
+def observed(points: FloatImage, K: Array, network: FloatImage, metres: float) -> Observed:
+    """Returns the returns [N, 3], camera's axes, metres, that a keyframe shows.
 
-    K: [3, 3] corner rule. metres: per unit of the keyframe's depth.
+    K: [3, 3] corner rule. network: [h, w] its depth. metres: per unit of that.
     """
-    pixels, z = visible_returns(points, K, shape)
+    pixels, z = visible_returns(points, K, network)
     order = np.argsort(z, kind="stable")
     column, row = np.floor(pixels[order]).astype(np.int64).T
-    _, first = np.unique(row * shape[1] + column, return_index=True)
+    _, first = np.unique(row * network.shape[1] + column, return_index=True)
     return Observed(row[first], column[first], z[order][first] / metres)
 
 
@@ -62,45 +63,57 @@ def with_returns(
     network: [h, w] the network's depth. dense: what images have measured; None: nothing. The
     depth is None if there is nothing either way.
     """
-    given = network if dense is None else dense.depth
-    known = np.isfinite(given) & (given > 0)
-    level = np.log(np.where(known, given, 1)).astype(np.float32)
-    if known.any():
-        level[~known] = np.median(level[known])
+    if dense is None:
+        sigma = np.where(np.isfinite(network), np.float32(UNMEASURED), np.float32(np.nan))
+        before = DenseDepth(network, sigma, np.zeros(network.shape, bool))
+    else:
+        before = dense
+    known = np.isfinite(before.depth) & (before.depth > 0)
+    level = _log_depth(before.depth, known)
     returns = returns.of(known[returns.row, returns.column])
     log = (np.log(returns.depth) - level[returns.row, returns.column]).astype(np.float32)
-    measured = np.zeros_like(known) if dense is None else dense.measured
-    grid = _Corrections(level, measured)
+    corrections = _Corrections(level, before.measured)
     # Beside an edge either surface may be in the pixel: others are not corrected by it.
-    at_edge = _edges(level, known)[returns.row, returns.column]
+    at_edge = _edges(level, known, EDGE_PX)[returns.row, returns.column]
     fits = ~at_edge
-    fits[~at_edge] = _fitting(grid, returns.of(~at_edge), log[~at_edge])
+    fits[~at_edge] = _fitting(corrections, returns.of(~at_edge), log[~at_edge])
     exact = returns.of(fits | (at_edge & (np.abs(log) < SURFACES)))
-    returns, log = returns.of(fits), log[fits]
     if not len(exact.depth):
         return dense, 0
-    correction, weight = grid.at(returns, log, np.flatnonzero(known & ~measured))
-    depth = given.copy()
-    change = np.zeros_like(level)
-    change.ravel()[np.flatnonzero(known & ~measured)] = correction
-    depth[known] = (given * np.exp(change))[known]
-    before = np.full_like(level, UNMEASURED) if dense is None else dense.sigma
-    sigma = np.where(known, before, np.float32(np.nan)).astype(np.float32)
-    near = np.zeros_like(level)
-    near.ravel()[np.flatnonzero(known & ~measured)] = weight / (1 + weight)
-    after = _predicted_sigma(grid, returns, log)
-    sigma = np.where(known & ~measured, np.hypot((1 - near) * sigma, near * after), sigma)
-    depth[exact.row, exact.column] = exact.depth
-    sigma[exact.row, exact.column] = SIGMA
-    measured = measured.copy()
-    measured[exact.row, exact.column] = True
-    out = DenseDepth(depth.astype(np.float32), sigma.astype(np.float32), measured)
+    between = known & ~before.measured
+    out = _between(before, between, level, corrections, returns.of(fits), log[fits])
+    out.depth[exact.row, exact.column] = exact.depth
+    out.sigma[exact.row, exact.column] = SIGMA
+    out.measured[exact.row, exact.column] = True
     return out, len(exact.depth)
 
 
-def _edges(level: FloatImage, known: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Returns which pixels [h, w] are beside an edge of the depth, or of what is known."""
-    kernel = np.ones((EDGE_PX, EDGE_PX), np.uint8)
+def _between(
+    before: DenseDepth, between: NDArray[np.bool_], level: FloatImage, corrections: _Corrections,
+    returns: Observed, log: FloatImage,
+) -> DenseDepth:  # fmt: skip
+    """Returns a copy with corrected depth in some pixels [h, w], and its deviation."""
+    at = np.flatnonzero(between)
+    correction, near = corrections.at(returns, log, at)
+    depth, sigma = before.depth.copy(), before.sigma.copy()
+    depth.ravel()[at] *= np.exp(correction)
+    # Returns say nothing of how wrong it is where one surface ends.
+    smooth = ~_edges(level, between | before.measured, SIGMA_EDGE_PX).ravel()[at]
+    share = np.where(smooth, near / (1 + near), 0)
+    after = _predicted_sigma(corrections, returns, log)
+    sigma.ravel()[at] = np.hypot((1 - share) * sigma.ravel()[at], share * after)
+    return DenseDepth(depth, sigma, before.measured.copy())
+
+
+def _log_depth(depth: FloatImage, known: NDArray[np.bool_]) -> FloatImage:
+    level = np.log(np.where(known, depth, 1)).astype(np.float32)
+    level[~known] = np.median(level[known]) if known.any() else 0
+    return level
+
+
+def _edges(level: FloatImage, known: NDArray[np.bool_], size: int) -> NDArray[np.bool_]:
+    """Returns in which windows of ``size`` pixels [h, w] the depth has an edge, or ends."""
+    kernel = np.ones((size, size), np.uint8)
     step = cv2.dilate(level, kernel) - cv2.erode(level, kernel) > EDGE
     return np.asarray(step | (cv2.erode(known.astype(np.uint8), kernel) == 0))
 
@@ -145,23 +158,23 @@ class _Corrections:
         return [row / (CELL * scale) + 1, column / (CELL * scale) + 1, depth / scale + 1]
 
 
-def _fitting(grid: _Corrections, returns: Observed, log: FloatImage) -> NDArray[np.bool_]:
+def _fitting(corrections: _Corrections, returns: Observed, log: FloatImage) -> NDArray[np.bool_]:
     """Returns which returns [M] are corrected as those around them: not what moves, or rain."""
     kept = np.ones(len(log), bool)
     if len(log) < FEWEST:
         return np.asarray(np.abs(log - np.median(log)) < 2 * LEAST_OUTLIER) if len(log) else kept
-    rest = log - grid.at(returns, log, returns.row * grid.width + returns.column)[0]
+    rest = log - corrections.at(returns, log, returns.row * corrections.width + returns.column)[0]
     usual = 1.4826 * float(np.median(np.abs(rest)))
     return np.asarray(np.abs(rest) < max(OUTLIER * usual, LEAST_OUTLIER))
 
 
-def _predicted_sigma(grid: _Corrections, returns: Observed, log: FloatImage) -> float:
+def _predicted_sigma(corrections: _Corrections, returns: Observed, log: FloatImage) -> float:
     """Returns the deviation of log depth between returns: by how much half of them err at the
     others."""
     if len(log) < FEWEST:
         return UNMEASURED
     half = np.arange(len(log)) % 2 == 0
     others = returns.of(~half)
-    at = others.row * grid.width + others.column
-    error = log[~half] - grid.at(returns.of(half), log[half], at)[0]
+    at = others.row * corrections.width + others.column
+    error = log[~half] - corrections.at(returns.of(half), log[half], at)[0]
     return max(LEAST_SIGMA, float(np.sqrt(np.mean(error**2))))

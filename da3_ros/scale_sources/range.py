@@ -99,7 +99,7 @@ def _blocks(view: View, depth: FloatImage, K: Array) -> tuple[Array, Array]:
     """Returns the log ratio of distance and depth, and the log distance [B], of the blocks of an
     image in which returns are, and of cones."""
     assert view.returns is not None
-    pixels, z = visible_returns(view.returns.points, K, (depth.shape[0], depth.shape[1]))
+    pixels, z = visible_returns(view.returns.points, K, depth)
     seen = _smooth_depth(depth, pixels)
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = np.log(z / seen)
