@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from da3_ros.cli.arguments import FAILED
+from da3_ros.parameter_schema import ConfigError
 
-RANGE_HZ = 20.0
+RANGE_HZ, MOST_LIDAR_HZ = 20.0, 100
 
 
 def add_synth_bag(commands: Any) -> None:
@@ -70,6 +71,10 @@ def _run_synth_bag(options: argparse.Namespace) -> int:
     from da3_ros.synthetic import SyntheticCamera
     from da3_ros.synthetic.rig import rig_mount
 
+    if not 0 < options.lidar_rate <= MOST_LIDAR_HZ:
+        raise ConfigError(
+            f"--lidar-rate is {options.lidar_rate:g}: must be above 0 and at most {MOST_LIDAR_HZ}"
+        )
     names = options.cameras or [""]
     rig = {
         name: SyntheticCamera(
