@@ -346,7 +346,8 @@ class DenseConfig:
     enabled: bool = option(
         True,
         "whether the depth of keyframes is measured by the images of those beside them, for the "
-        "map and exports; needs refinement.enabled, also where poses are the robot's",
+        "map and exports; needs refinement.enabled, also where poses are the robot's; and by the "
+        "returns of range_topics, without it too",
     )
     size: int = option(
         0,

@@ -378,3 +378,15 @@ def test_real_recordings_without_and_with_refinement(tmp_path, recordings):
     assert len(rows[1]["local_scale"]) == 10
     assert rows[1]["focal_px"] == pytest.approx([707.1, 707.1], abs=0.1)
     assert rows[3]["focal_px"][0] == pytest.approx(rows[3]["focal_px"][1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("table", long_after(1, ["depth", "scale"]))
+def test_range_sensors_in_a_room(tmp_path, table):
+    (report,) = run("bench_range.py", table, "--quick", tmp_path=tmp_path)
+    if table == "depth":
+        (row,) = report["rows"]
+        assert row["on_5000"] < row["on_500"] < 1.05 * row["off"]
+    else:
+        assert [row["sensor"] for row in report["rows"]] == ["lidar", "rain", "beam"]
+        assert abs(report["rows"][0]["way_error"]) < 0.3

@@ -52,7 +52,8 @@ class EurocAsl(Layout):
     K, distortion and T_BS, camera to body; else K and mount are in kalibr's camchain.yaml.
 
     ``imu0/data.csv`` has the samples of the IMU, which is the body: stamp in ns, gyro, specific
-    force. The truth's data.csv has the body's position and quaternion (w first) at stamps of its own.
+    force. The truth's data.csv has the body's position and quaternion (w first) at stamps of its
+    own.
     """
 
     title = "EuRoC (ASL)"
