@@ -15,6 +15,7 @@ from da3_ros.recordings import Recording, RecordingError
 from da3_ros.recordings.bag_files import Bag, MessageError
 from da3_ros.sensors.pose_prior import PosePrior
 from da3_ros.sensors.range_returns import (
+    KEEP_S,
     MOST_APART_NS,
     RangeHistory,
     RangeScan,
@@ -84,6 +85,7 @@ class _Topic:
     messages: Iterator[Message]
     history: RangeHistory
     next: Message | None = None  # read, but later than the newest frame
+    newest_ns: int = 0  # stamp of the last one that was added
     ended: bool = False
 
     def read_to(self, stamp: int, *, jumped: bool) -> None:
@@ -91,10 +93,14 @@ class _Topic:
         back: messages from before that are passed over."""
         while not self.ended:
             if self.next is not None:
-                if self.next[0] <= stamp + MOST_APART_NS:
+                if self.next[0] > stamp + MOST_APART_NS:
+                    if not jumped:
+                        return
+                elif jumped or self.next[0] > self.newest_ns - JUMP_S * 1e9:
                     self.history.add(*self.next)
-                elif not jumped:
-                    return
+                    self.newest_ns, jumped = self.next[0], False
+                elif stamp - self.newest_ns < KEEP_S * 1e9:
+                    return  # the frames may jump back too; else its stamp is wrong
             self.next = next(self.messages, None)
             self.ended = self.next is None
 

@@ -73,7 +73,7 @@ def camera():
 @pytest.fixture(scope="module")
 def bag(camera, tmp_path_factory):
     path = tmp_path_factory.mktemp("bags") / "room"
-    write_synthetic_bag(path, camera, tf=True, imu=True)
+    write_synthetic_bag(path, camera, tf=True, imu=True, lidar_hz=5.0)
     return path
 
 
@@ -139,6 +139,7 @@ def assert_same(a, b):
 CASES = {
     "loops": ("loop.every:=1", "imu.enabled:=true"),
     "odometry": ("pose_prior.source:=odometry", "scale.source:=odometry"),
+    "ranges": ("scale.source:=range", "odom_frame:=map"),
     "floor": ("scale.source:=fixed", "level.source:=ground", "keyframe.parallax:=0.02"),
     "spilled": ("map.max_points:=20000", "keyframe.parallax:=0.02", "refinement.enabled:=false"),
     "full_disk": ("map.disk_gb:=0.0001", "refinement.enabled:=false"),
