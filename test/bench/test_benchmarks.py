@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from support import programs
+from support.cases import long_after
 
 # By progress, not by the clock: benchmarks take long on a loaded machine.
 pytestmark = [pytest.mark.process, pytest.mark.long, pytest.mark.timeout(0)]

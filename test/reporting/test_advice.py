@@ -91,6 +91,8 @@ CASES = {
     "The declared rig contradicts the images": {"counts.rig_contradicted": 3},
     "The scale is uncertain": {"scale.sigma": 0.2},
     "The robot's poses are missing for some frames": {"counts.frames_without_prior": 6},
+    "The IMU is missing for some frames": {"counts.frames_without_imu": 6},
+    "The IMU contradicts the camera": {"counts.gyro_contradicted": 1},
     "Little depth could be measured": {"dense.share_measured": 0.1},
     "Measured depth is not confirmed": {"dense.agreement": 0.4},
     "Places look alike": {"loops.joins_undone": 1},
