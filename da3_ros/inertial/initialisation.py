@@ -23,7 +23,7 @@ import numpy as np
 from scipy.linalg import cho_solve, solve_triangular
 from scipy.spatial.transform import Rotation
 
-from da3_ros.inertial.noise import GRAVITY, ImuNoise
+from da3_ros.inertial.noise import GRAVITY, TURN_DRIFT, ImuNoise
 from da3_ros.inertial.preintegration import Preintegrated, cross_matrix
 from da3_ros.types import Array
 
@@ -85,8 +85,10 @@ def estimate(
     fit = _Solution.to(equations, noise)
     if fit is None:
         return _nothing(STILL)
+    seconds = (keyframes[-1].stamp_ns - keyframes[0].stamp_ns) / 1e9
+    tilt = math.hypot(fit.tilt_sigma, TURN_DRIFT * math.sqrt(seconds / 3))
     return InertialEstimate(
-        -fit.log_units, fit.sigma, -fit.gravity / GRAVITY, fit.tilt_sigma, turns.gyro_bias,
+        -fit.log_units, fit.sigma, -fit.gravity / GRAVITY, tilt, turns.gyro_bias,
         fit.bias, fit.position_sigma, turns.fault or _why_unknown(equations, fit, noise),
     )  # fmt: skip
 

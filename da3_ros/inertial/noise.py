@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 GRAVITY = 9.81  # m/s^2; it differs by 0.3 % between places on Earth
+TURN_DRIFT = 0.001  # of the rotation of a camera's path, rad per root s
 
 
 @dataclass(frozen=True)

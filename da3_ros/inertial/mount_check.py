@@ -1,0 +1,201 @@
+"""Faults of an IMU's mount, units and stamps, by comparing its rotations with a camera's."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.spatial.transform import Rotation
+
+from da3_ros.inertial.noise import GRAVITY
+from da3_ros.types import Array, ImuStretch
+
+PAIRS = 150  # newest rotations between frames that are compared
+LEAST_PAIRS = 20
+SOLVED_EVERY = 10  # rotations
+SHIFTS_S = np.arange(-0.2, 0.2001, 0.005)  # time offsets that are tried
+LEAST_TURN = 0.1  # RMS of the camera's rate, rad/s
+EXPLAINED = 0.5  # least share of the camera's rotation that a sound IMU measures
+WRONG_ANGLE = math.radians(20)
+SURE = 25.0  # in residuals' variances
+MOST_OFFSET_SIGMA_S = 0.01
+DEGREES = math.degrees(1)
+# Axes of a body (x ahead, y left, z up) in optical axes.
+R_OPTICAL_BODY = np.array([[0.0, -1.0, 0.0], [0.0, 0.0, -1.0], [1.0, 0.0, 0.0]])
+
+
+@dataclass(frozen=True)
+class TimeOffset:
+    """By how much the stamps of an IMU are later than those of the camera."""
+
+    seconds: float
+    sigma: float
+
+
+@dataclass(frozen=True, eq=False)
+class _Match:
+    """The rotation and the time offset with which both rates agree best."""
+
+    R: Array  # [3, 3] that the rates of the IMU are turned by
+    explained: float  # share of the camera's rotation
+    stated: float  # the same with the stated mount
+    likeness: float  # correlation of both, whatever the IMU's unit
+    gain: float  # rates of the camera over those of the IMU
+    count: int
+    offset: TimeOffset
+
+
+class MountCheck:
+    """Compares rotation rates of the newest frames; 3 ms of one core every tenth frame.
+
+    ``fault``: what is wrong, in one line with the remedy, or an empty text. ``time_offset_s``:
+    None until the motion shows it to 10 ms.
+    """
+
+    def __init__(self) -> None:
+        self.fault = ""
+        self.time_offset_s: TimeOffset | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        """Forgets all motion, after a time jump or in another frame."""
+        # Of each frame: both stamps, the camera's rate [3] and the stretch.
+        self._pairs: deque[tuple[ImuStretch, Array]] = deque(maxlen=PAIRS)
+        self._last: tuple[int, Array] | None = None
+        self._new = 0
+
+    def add(self, stamp_ns: int, stretch: ImuStretch | None, R_local_camera: Array) -> None:
+        """Adds a frame with its rotation [3, 3], and the stretch since the camera's last frame.
+
+        A stretch that does not begin at the last frame that was added, or None, is a gap.
+        """
+        last, self._last = self._last, (stamp_ns, R_local_camera)
+        if last is None or stretch is None or stretch.stamps_ns[0] != last[0]:
+            return
+        seconds = (stamp_ns - last[0]) / 1e9
+        turn = Rotation.from_matrix(last[1].T @ R_local_camera).as_rotvec()
+        self._pairs.append((stretch, turn / seconds))
+        self._new += 1
+        if self._new >= SOLVED_EVERY and len(self._pairs) >= LEAST_PAIRS:
+            self._new = 0
+            self._solve()
+
+    def _solve(self) -> None:
+        self.fault = self._force_fault()
+        match = self._match()
+        if match is None:
+            return
+        self.fault = self.fault or _fault(match)
+        sure = match.offset.sigma < MOST_OFFSET_SIGMA_S and match.explained > EXPLAINED
+        if sure:
+            self.time_offset_s = match.offset
+
+    def _force_fault(self) -> str:
+        """Returns what is wrong with the length of the mean force, or an empty text."""
+        force = np.mean([s.acceleration.mean(axis=0) for s, _ in self._pairs], axis=0)
+        lengths = [float(np.linalg.norm(s.acceleration.mean(axis=0))) for s, _ in self._pairs]
+        length = float(np.median(lengths))
+        if 0.7 < length < 1.3:
+            return "the IMU's accelerations are in g: sensor_msgs/Imu has m/s^2"
+        if max(length, float(np.linalg.norm(force))) < GRAVITY / 2:
+            return (
+                f"the IMU measures {length:.1f} m/s^2 where gravity is {GRAVITY}: publish "
+                "accelerations with gravity, in m/s^2"
+            )
+        return ""
+
+    def _match(self) -> _Match | None:
+        """Compares the rates at all time offsets; None if the camera hardly turns."""
+        seen = np.array([rate for _, rate in self._pairs])
+        if math.sqrt(float((seen**2).sum(axis=1).mean())) < LEAST_TURN:
+            return None
+        measured, inside = self._shifted_rates()
+        seen = seen[inside]
+        count = len(seen)
+        if count < LEAST_PAIRS:
+            return None
+        seen = seen - seen.mean(axis=0)
+        measured = measured - measured.mean(axis=1, keepdims=True)  # without the gyro's bias
+        products = np.einsum("ni,snj->sij", seen, measured)
+        U, S, V = np.linalg.svd(products)
+        sign = np.sign(np.linalg.det(U @ V))
+        common = S[:, 0] + S[:, 1] + sign * S[:, 2]
+        total, own = float((seen**2).sum()), (measured**2).sum(axis=(1, 2))
+        rest = total + own - 2 * common
+        best = int(np.argmin(rest))
+        R = U[best] @ np.diag([1.0, 1.0, sign[best]]) @ V[best]
+        stated = float(total + own[best] - 2 * np.trace(products[best]))
+        return _Match(
+            R, 1 - float(rest[best]) / total, 1 - stated / total,
+            float(common[best]) / math.sqrt(total * max(own[best], 1e-12)),
+            float(common[best]) / max(own[best], 1e-12), count, _offset(rest, best, 3 * count - 6),
+        )  # fmt: skip
+
+    def _shifted_rates(self) -> tuple[Array, Array]:
+        """Returns mean rates [S, N, 3] of the gyro in the frames' times, shifted by all offsets,
+        and which [M] of the pairs have samples for all."""
+        stretches = [s for s, _ in self._pairs]
+        begin = int(stretches[0].stamps_ns[0])
+        stamps, angle, offset = [], [], np.zeros(3)
+        for s in stretches:
+            times = (s.stamps_ns - begin) / 1e9
+            steps = np.diff(times)[:, None] * (s.gyro[:-1] + s.gyro[1:]) / 2
+            sums = offset + np.concatenate((np.zeros((1, 3)), np.cumsum(steps, axis=0)))
+            stamps.append(times)
+            angle.append(sums)
+            offset = sums[-1]
+        t, sums = np.concatenate(stamps), np.concatenate(angle)
+        ends = np.array([(s.stamps_ns[0] - begin, s.stamps_ns[-1] - begin) for s in stretches])
+        ends = ends / 1e9
+        # Nothing is known of the time beyond a gap.
+        gaps = np.flatnonzero(ends[1:, 0] > ends[:-1, 1])
+        run = np.searchsorted(gaps, np.arange(len(ends)))
+        runs = np.concatenate(([0], gaps + 1)), np.concatenate((gaps, [len(ends) - 1]))
+        first, last = ends[runs[0][run], 0], ends[runs[1][run], 1]
+        inside = (ends[:, 0] + SHIFTS_S[0] >= first) & (ends[:, 1] + SHIFTS_S[-1] <= last)
+        ends = ends[inside]
+        at = ends[None] + SHIFTS_S[:, None, None]
+        turned = np.stack([np.interp(at, t, axis) for axis in sums.T], axis=-1)
+        return (turned[:, :, 1] - turned[:, :, 0]) / (ends[:, 1] - ends[:, 0])[
+            None, :, None
+        ], inside
+
+
+def _offset(rest: Array, best: int, freedom: int) -> TimeOffset:
+    """Returns the time offset of the least residual [S], by a parabola; unknown at an end."""
+    if best in (0, len(rest) - 1):
+        return TimeOffset(math.nan, math.inf)
+    a, b, c = rest[best - 1], rest[best], rest[best + 1]
+    bend = max(float(a - 2 * b + c), 1e-12)
+    step = float(SHIFTS_S[1] - SHIFTS_S[0])
+    least = float(b) - float(a - c) ** 2 / (8 * bend)
+    sigma = step * math.sqrt(2 * max(least, 1e-9) / (max(freedom, 1) * bend))
+    return TimeOffset(float(SHIFTS_S[best]) + step * float(a - c) / (2 * bend), sigma)
+
+
+def _fault(match: _Match) -> str:
+    """Returns what a match says of mount and units, or an empty text."""
+    if match.likeness > EXPLAINED and match.gain < 2 / DEGREES:
+        return "the IMU's rates are in degrees per second: sensor_msgs/Imu has rad/s"
+    if match.explained < EXPLAINED:
+        return (
+            "the gyro measures other rotations than the camera sees: check that the IMU is fixed "
+            "to the camera, and its stamps"
+        )
+    wrong = Rotation.from_matrix(match.R)
+    noise = (1 - match.explained) / (3 * match.count)
+    if wrong.magnitude() < WRONG_ANGLE or match.explained - match.stated < SURE * noise:
+        return ""
+    if (wrong.inv() * Rotation.from_matrix(R_OPTICAL_BODY)).magnitude() < WRONG_ANGLE:
+        return (
+            "the IMU's axes are those of a body (x ahead, z up), but its mount says optical axes: "
+            "correct the transform from the optical frame to the IMU's frame_id"
+        )
+    axis = wrong.as_rotvec() / wrong.magnitude()
+    return (
+        f"the IMU is turned by {math.degrees(wrong.magnitude()):.0f} degrees from its stated "
+        f"mount (about x {axis[0]:.1f}, y {axis[1]:.1f}, z {axis[2]:.1f} of the optical frame): "
+        "correct the transform from the optical frame to the IMU's frame_id"
+    )
