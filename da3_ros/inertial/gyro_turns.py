@@ -140,7 +140,7 @@ class GyroTurns:
         """Returns the orientation at a view by a gyro that agrees with its camera; None: there is
         none."""
         camera, pose = self._poses.get(id, ("", None))
-        return pose if pose is not None and self.agrees(camera) else None
+        return pose if self.state(camera) == "agrees" else None
 
     def turn(self, first: int, second: int) -> tuple[Array, float] | None:
         """Returns the rotation [3, 3] of view ``second`` in the axes of an earlier one of its
@@ -156,14 +156,10 @@ class GyroTurns:
             for camera, gyro in self._gyros.items()
         }
 
-    def agrees(self, camera: str) -> bool:
-        """Whether the gyro's rotations are those of a camera."""
+    def state(self, camera: str) -> str:
+        """Returns what the rotations of a camera say of the gyro, as in ``states``."""
         gyro = self._gyros.get(camera)
-        return gyro is not None and gyro.state == "agrees"
-
-    def contradicted(self) -> str | None:
-        """Returns the camera whose rotations the gyro contradicts; None: of none."""
-        return next((c for c, g in self._gyros.items() if g.state == "contradicts"), None)
+        return "unknown" if gyro is None else gyro.state
 
     def note_rest(self, first: int, second: int) -> None:
         """Takes over that a camera has not moved from one view to a later one: all that the gyro

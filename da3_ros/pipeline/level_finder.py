@@ -8,6 +8,7 @@ import numpy as np
 
 from da3_ros.config import PipelineConfig, uses_imu
 from da3_ros.inertial.gravity import GravityFilter
+from da3_ros.inertial.mount_check import MountCheck
 from da3_ros.mapping.frames import LocalFrame
 from da3_ros.mapping.graph_solution import Up
 from da3_ros.mapping.metric_scale import scaled_pose
@@ -24,6 +25,7 @@ class LevelFinder:
         self.source = config.level.source
         self.floor = Floor()
         self._gravity = GravityFilter() if uses_imu(config) else None
+        self.mount = MountCheck()  # of the IMU, by all rotations
         self._camera: str | None = None  # whose IMU data are followed
         self._chain = -1
         self.up: Up | None = None  # by gravity, in the axes of the newest frame's camera
@@ -60,6 +62,8 @@ class LevelFinder:
         if frame.window.chain != self._chain:
             self._chain = frame.window.chain
             self._gravity.restart()
+            self.mount.restart()
+        self.mount.add(frame.stamp_ns, view.imu, T[:3, :3])
         metres = frame.scale.value if frame.scale.metric else None
         found = self._gravity.follow(frame.stamp_ns, view.imu, T, metres)
         if found is None or not sound or not found.sigma < MOST_SIGMA:

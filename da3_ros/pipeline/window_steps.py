@@ -56,6 +56,11 @@ from da3_ros.types import (
 
 log = logging.getLogger(__name__)
 
+GYRO_CONTRADICTS = (
+    "its rotations are not those of the camera: check the transform from the camera to the IMU "
+    "(camera frames: z forward, x right), imu.time_offset_s, and its unit (rad/s)"
+)
+
 
 class WindowSteps(MapListener):
     """Runs the windows that ``builder`` has gathered. Not thread-safe."""
@@ -77,6 +82,7 @@ class WindowSteps(MapListener):
         self.places = PlaceFeatures()
         self.scene_map.table.listeners.extend((self, self.places))
         self.gyro = GyroTurns()
+        self._imu_faults = set[str]()  # that were logged
         self._bridged: Bridge | None = None  # a gap, until the first window after it
         self.refinement = WindowRefinement(config, counters, limits, self.gyro)
         self.pose_search = PoseSearch()
@@ -103,9 +109,7 @@ class WindowSteps(MapListener):
         new chain if the camera is lost, else looks for a loop. Yields nothing if the window
         fails.
         """
-        taken = self.builder.take()
-        for prepared in taken:
-            self.gyro.add(prepared.view)
+        taken = [self._with_sound_imu(prepared) for prepared in self.builder.take()]
         closed = self.scene_map.close_loop()
         metre = self.scene_map.adjust(self.refinement.metre, self.odometry.chain)
         self.refinement.take_metre(metre)
@@ -410,8 +414,30 @@ class WindowSteps(MapListener):
         if turn is not None:
             self.odometry.turn_cameras(view.camera, turn[0])
 
+    def _with_sound_imu(self, prepared: PreparedView) -> PreparedView:
+        """Adds a view to the gyro's; returns it without data of an IMU that its camera
+        contradicts."""
+        view = prepared.view
+        self.gyro.add(view)
+        if view.imu is None or self._is_sound(view.camera):
+            return prepared
+        return dataclasses.replace(prepared, view=dataclasses.replace(view, imu=None))
+
+    def _is_sound(self, camera: str) -> bool:
+        """Whether the camera's rotations do not contradict the IMU; else says so once for each
+        fault that is known of it."""
+        state, fault = self.gyro.state(camera), self.scene_map.level_finder.mount.fault
+        if state == "agrees" or (state == "unknown" and not fault):
+            return True
+        self.counters["gyro_contradicted"] += 1
+        fault = fault or GYRO_CONTRADICTS
+        if fault not in self._imu_faults:
+            self._imu_faults.add(fault)
+            log.warning("imu: not used%s: %s", f" by camera {camera}" if camera else "", fault)
+        return False
+
     def _levelled(self, frame: LocalFrame, view: View) -> LocalFrame:
-        sound = self.gyro.states.get(view.camera, ("unknown", 0.0))[0] != "contradicts"
+        sound = view.imu is None or self._is_sound(view.camera)
         return self.scene_map.levelled(frame, view, sound=sound)
 
     def _forget_gyro_poses(self) -> None:
@@ -419,7 +445,7 @@ class WindowSteps(MapListener):
         self.gyro.keep({*self.scene_map.table.shared, *self.blind.sight.last_views, *held})
 
     def _teach_gyro(self, placed: PlacedWindow) -> None:
-        """Compares the gyro with the poses of a window; says once if it contradicts them."""
+        """Compares the gyro with the poses of a window."""
         window, poses = placed.window, None
         if placed.refined is not None:
             poses = placed.refined.views.poses
@@ -429,14 +455,6 @@ class WindowSteps(MapListener):
         if poses is None:
             return
         self.gyro.learn(window.views, poses, by_tracks=placed.refined is not None)
-        camera = self.gyro.contradicted()
-        self.counters["gyro_contradicted"] += camera is not None
-        if camera is not None and self.counters["gyro_contradicted"] == 1:
-            log.warning(
-                "imu: its rotations are not those of the camera%s, and are not used: check the "
-                "transform from the camera to the IMU (camera frames: z forward, x right), "
-                "imu.time_offset_s and its unit (rad/s)", f" {camera}" if camera else "",
-            )  # fmt: skip
 
     def _deliver_blind(self, prepared: PreparedView) -> TrackedFrame:
         return self._at_published_size(self.blind.frame(prepared), prepared)

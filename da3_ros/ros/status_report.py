@@ -182,10 +182,13 @@ def _imu(stream: Stream) -> dict[str, Any]:
     if stream.imu is None:
         return {}
     known = [state for p in stream.pipelines for state in p.gyro.states.items()]
+    mount = stream.pipeline.scene_map.level_finder.mount
     states = {f"{camera}: {one}" if camera else one for camera, (one, _) in known}
     return {
         "imu": ", ".join(sorted(states)) or "no data",
         "gyro_bias_deg_s": math.degrees(_longest([math.nan, *(bias for _, (_, bias) in known)])),
+        "imu_late_s": math.nan if mount.time_offset_s is None else mount.time_offset_s.seconds,
+        "imu_fault": mount.fault,
         "frames_without_imu": stream.imu.without,
         "gaps_bridged": sum(p.counters["gaps_bridged"] for p in stream.pipelines),
     }
