@@ -90,6 +90,21 @@ class SlamPose:
 
 
 @dataclass(frozen=True, eq=False)
+class GlobalPose:
+    """Where the robot was, by a tag, GNSS or a dock: in the map as it is published."""
+
+    stamp_ns: int
+    T_ros_base: Array  # [4, 4] of the robot's base, metres
+    # [6, 6] of position, m^2, and rotation about fixed axes, rad^2, in the axes of the map; what
+    # is unknown has a variance of ``UNKNOWN_M2`` or ``UNKNOWN_RAD2``
+    covariance: Array
+    T_base_camera: Array  # [4, 4] mount of the camera, metres
+
+
+UNKNOWN_M2, UNKNOWN_RAD2 = 1e8, 1e4
+
+
+@dataclass(frozen=True, eq=False)
 class ImuStretch:
     """What an IMU measured from a camera's last frame to this one.
 
@@ -142,6 +157,7 @@ class Frame:
     slam: SlamPose | None = None  # of another SLAM that the map follows; None: unknown
     imu: ImuStretch | None = None  # since the camera's last frame; None: none, or with a gap
     returns: RangeReturns | None = None  # of range sensors, around the stamp; None: none
+    anchors: tuple[GlobalPose, ...] = ()  # that have come since the camera's last frame
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,6 +180,7 @@ class View:
     T_level_camera: Array | None = None  # [4, 4] as in Frame
     imu: ImuStretch | None = None  # as in Frame
     returns: RangeReturns | None = None  # as in Frame; None in overlap views
+    anchors: tuple[GlobalPose, ...] = ()  # as in Frame
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,9 @@ INPUTS = (
      "corrected path of another SLAM; reliable, depth 1"),
     ("`range_topics`", "sensor_msgs/msg/PointCloud2, LaserScan or Range", "returns of range "
      "sensors; best effort, depth 5"),
+    ("~/global_pose", "geometry_msgs/msg/PoseWithCovarianceStamped", "pose of "
+     "`base_frame` (empty: of the camera) in `map_frame`, or in a frame that TF places there; "
+     "best effort, depth 50"),
     ("initialpose", "geometry_msgs/msg/PoseWithCovarianceStamped", "in `map_frame`: where to look "
      "first for the camera in the map, for 30 s; reliable, depth 1"),
     ("/tf, /tf_static", "tf2_msgs/msg/TFMessage", "reliable; static latched"),

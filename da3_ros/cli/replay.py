@@ -65,6 +65,10 @@ def add_selection(command: argparse.ArgumentParser) -> None:
         "--slam-path", metavar="TOPIC",
         help="topic of another SLAM's path (pose_prior.corrections: path), if there are several",
     )  # fmt: skip
+    command.add_argument(
+        "--global-pose", metavar="TOPIC",
+        help="topic of global poses of the robot, by tags, GNSS or docks, which hold the map",
+    )  # fmt: skip
     command.add_argument("--start", type=float, help="skip this many seconds at the beginning")
     command.add_argument("--end", type=float, help="stop this many seconds after the beginning")
     command.add_argument("--every", type=int, default=1, help="use every n-th frame")
@@ -126,6 +130,7 @@ def replay_options(options: argparse.Namespace, recording: Path) -> ReplayOption
         odometry=options.odometry,
         imu=options.imu,
         slam_path=options.slam_path,
+        global_pose=options.global_pose,
         plan=options.plan,
     )
 

@@ -42,6 +42,7 @@ from da3_ros.pipeline.multi_camera import alone, open_pipelines
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.pipeline.scene_map import FINISH_S
 from da3_ros.sensors.frame_annotator import FrameAnnotator
+from da3_ros.sensors.global_poses import GlobalPoses
 from da3_ros.sensors.rig_sync import Frameset
 from da3_ros.sensors.transform_tree import TransformTree
 from da3_ros.types import Frame, TrackedFrame, WindowReport
@@ -79,9 +80,12 @@ class Stream:
         self.slam = open_corrections(config, transforms, self.prior)  # if another SLAM is followed
         self.imu = open_imu(config, transforms)
         self.ranges = open_ranges(config, transforms, self.prior, host.warn)  # if there are some
+        self.anchors = GlobalPoses(
+            transforms, config.map_frame, config.odom_frame, config.base_frame
+        )  # what holds the map
         self._annotator = FrameAnnotator(
             config.pipeline, transforms, self.prior, host.warn, self.slam,
-            base_frame=config.base_frame, imu=self.imu, ranges=self.ranges,
+            base_frame=config.base_frame, imu=self.imu, ranges=self.ranges, anchors=self.anchors,
         )  # fmt: skip
         pipelines = _open_live(config.pipeline, session)
         saved = scenes_at_start(config, list(pipelines))  # before any file of this run is made

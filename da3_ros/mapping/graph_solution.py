@@ -66,6 +66,7 @@ class Correction:
     levelled: bool = False  # only what is up asks for it
     followed: bool = False  # another SLAM asks for it: its poses replace what edges measured
     adjusted: frozenset[int] = frozenset()  # submaps whose keyframes ask for it; likewise
+    anchored: bool = False  # global poses of the robot ask for it
 
     def local_move(self, submap: int) -> Similarity | None:
         """Returns how a submap moves in the frame of odometry; None: it stays there. Submaps older
@@ -207,8 +208,9 @@ def _with_level(
         # Where the node is now but for its tilt, so that the residual is one of tilt.
         R = nodes[k].R.T @ R_level
         R = turn_between(R[:, 2], up.direction) @ R
-        sigma = np.where(TILT, up.sigma, np.inf)
-        out.append(Edge(k, level, Similarity(1.0, R, np.zeros(3)), sigma))
+        only_tilt = np.diag(TILT / up.sigma)
+        measured = Similarity(1.0, R, np.zeros(3))
+        out.append(Edge(k, level, measured, np.full(3, np.inf), whitening=only_tilt))
     return [*nodes, Similarity(1.0, R_level, np.zeros(3))], out, level
 
 

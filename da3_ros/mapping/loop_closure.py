@@ -29,7 +29,7 @@ from da3_ros.config import LoopConfig
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.mapping.alignment import Alignment, WindowAligner
-from da3_ros.mapping.graph_solution import Correction, Joint, Up, solve
+from da3_ros.mapping.graph_solution import Correction, Joint, Problem, Up, solve
 from da3_ros.mapping.loop_candidates import (
     DriftModel,
     Loop,
@@ -520,6 +520,10 @@ class LoopClosure(MapListener):
 
     # Closing a loop
 
+    def problem(self) -> Problem:
+        """Returns the graph as it is, with known sizes, for what else asks the map to move."""
+        return self._graph.problem(metric=True, all_components=True)
+
     def solve(self, metric: Metric, *, levelled: bool = False) -> None:
         """Starts the solver; ``collect`` returns its correction. levelled: only what is up asks
         for it."""
@@ -549,7 +553,8 @@ class LoopClosure(MapListener):
 
     def on_correction(self, correction: Correction, _before: Mapping[int, Similarity]) -> None:
         """Notes that submaps have moved, by a loop or by another SLAM."""
-        self.closed += not (correction.followed or correction.adjusted or correction.levelled)
+        c = correction
+        self.closed += not (c.followed or c.adjusted or c.levelled or c.anchored)
         if correction.followed:
             self._graph.measure_anew()
         elif correction.adjusted:  # what loops have measured stays: it had a say

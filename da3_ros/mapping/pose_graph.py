@@ -29,7 +29,6 @@ CONVERGED = 1e-8  # relative decrease of the cost that ends the iteration
 STEP = 1e-6  # of numeric derivatives
 LOOP_SIGMAS = 3.0  # scale of Cauchy's weights: standard deviations per component
 UNKNOWNS = 7  # log scale, rotation (in the node's axes), position
-PARTS = np.array([0, 1, 1, 1, 2, 2, 2])  # which of the three each unknown belongs to
 TILT = np.array([False, True, True, False, False, False, False])
 Metric = bool | NDArray[np.bool_]  # whether scales are known: of all nodes, or of each [N]
 
@@ -41,10 +40,11 @@ class Edge:
     first: int
     second: int
     measured: Similarity
-    # [3] of log scale, rotation (rad) and position (units of ``first``), or [7] of each axis, the
-    # rotation's in the axes of ``second``. Inf: not measured.
-    sigma: Array
+    sigma: Array  # [3] of log scale, rotation (rad), position (units of ``first``)
     loop: bool = False  # may be wrong, so that its weight is robust
+    # [7, 7] square root of the information of log scale, rotation (in the axes of ``second``) and
+    # position; None: by ``sigma``
+    whitening: Array | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,8 +123,11 @@ class _Graph:
         self.measured_log_scale = np.log([e.measured.scale for e in edges])
         self.measured_R = np.array([e.measured.R for e in edges]).reshape(-1, 3, 3)
         self.measured_t = np.array([e.measured.t for e in edges], float).reshape(-1, 3)
-        sigma = [e.sigma if len(e.sigma) == UNKNOWNS else e.sigma[PARTS] for e in edges]
-        self.weight = 1 / np.array(sigma, float).reshape(-1, UNKNOWNS)
+        sigma = np.array([e.sigma for e in edges], float).reshape(-1, 3)
+        self.weight = 1 / sigma[:, [0, 1, 1, 1, 2, 2, 2]]
+        self.whitened = np.flatnonzero([e.whitening is not None for e in edges])
+        whitening = [e.whitening for e in edges if e.whitening is not None]
+        self.whitening = np.array(whitening).reshape(-1, UNKNOWNS, UNKNOWNS)
         free = np.ones((len(nodes), UNKNOWNS), bool)
         free[np.array(fixed)] = False
         free[:, 0] &= np.logical_not(metric)
@@ -148,7 +151,9 @@ class _Graph:
                 position - self.measured_t,
             )
         )
-        return np.asarray(residual * self.weight)
+        out = residual * self.weight
+        out[self.whitened] = np.einsum("eij,ej->ei", self.whitening, residual[self.whitened])
+        return np.asarray(out)
 
     def _moved(self, index: Array, step: Array | None) -> tuple[Array, Array, Array]:
         s, R, t = self.log_scale[index], self.R[index], self.t[index]

@@ -40,6 +40,7 @@ from da3_ros.mapping.scene import REFERENCE
 from da3_ros.mapping.submaps import Snapshot, SubmapStore
 from da3_ros.navigation.floor import below_first_camera
 from da3_ros.navigation.floor_grid import OccupancyGrid
+from da3_ros.pipeline.anchoring import Anchoring
 from da3_ros.pipeline.delivery import PlacedWindow, tracked_frame, with_covariance
 from da3_ros.pipeline.depth_mapping import DepthMapping, Found, PointsMaker
 from da3_ros.pipeline.floor_mapping import FloorMapping
@@ -86,6 +87,7 @@ class SceneMap(MapListener):
         self._prune_at = MANY_SUBMAPS
         self.recording: KeyframeRecording | None = None
         self.following = MapFollowing(config.pose_prior.corrections)
+        self.anchoring = Anchoring(counters)
         self._spill: ArraySpill | None = None
         self._unit = 1.0  # units of odometry per network unit of the newest stored frame
         self._newest_leading = -1  # id of the newest published frame of the first camera
@@ -133,6 +135,7 @@ class SceneMap(MapListener):
         """Begins with an empty map at the default pose."""
         self.forget()
         self.following.restart()
+        self.anchoring.restart()
         self._reset_map_pose()
 
     def level(self, frame: TrackedFrame) -> None:
@@ -220,6 +223,7 @@ class SceneMap(MapListener):
         self.forget()
         self.submaps.localize(False)  # until the scene is there
         self.following.restart(loaded=True)
+        self.anchoring.restart()
         self.scale.resume(saved.metric)
         known = usable_recognition(saved, self.config)
         self.submaps.restore(
@@ -545,6 +549,39 @@ class SceneMap(MapListener):
         self.correct(correction.at(self.table.T_map_local))
         return True
 
+    def hold_by_anchors(self, views: Sequence[View], camera: str) -> None:
+        """Moves the map to global poses of the robot, before the window of new ``views``.
+
+        camera: the leading one.
+        """
+        for view in views:
+            if view.anchors and view.camera == (camera or view.camera):
+                self.anchoring.add(view)
+        if not self.anchoring.is_due(self._why_no_anchors()) or self.loops.is_solving:
+            return
+        was_placed = self.anchoring.placed
+        correction = self.anchoring.correction(
+            self.submaps.submaps, self.table.path.poses, camera, self.loops.problem(),
+            self._T_ros_map, level=self.is_level or self._has_axes,
+        )  # fmt: skip
+        if self.anchoring.placed and not was_placed:  # REP-105: z of their frame is up
+            is_level = self.is_level or self.anchoring.says_up
+            self.place_map(self.T_ros_map, is_level=is_level)
+        if correction is not None:
+            self.correct(correction)
+
+    def _why_no_anchors(self) -> str:
+        """Returns why global poses cannot hold the map now; empty if they can."""
+        if self.localizes:
+            return "the map is read-only"
+        if self.following.enabled:
+            return "another SLAM decides where the map lies (pose_prior.corrections)"
+        if not self.loops.enabled:
+            return "loop.enabled is false, so that there is no graph of the map"
+        if not self.submaps.pose_known:
+            return "the pose in the loaded scene is not known yet"
+        return "" if self.scale.known else "they wait for metres: set scale.source"
+
     def correct(self, correction: Correction) -> None:
         """Moves submaps, and all that has its pose in them: every correction of the map comes
         here."""
@@ -552,10 +589,13 @@ class SceneMap(MapListener):
         what = "another SLAM is followed" if correction.followed else "loop closed"
         if correction.adjusted:
             what = "keyframes adjusted"
-        if correction.levelled:
+        elif correction.levelled:
             what = "submaps levelled by gravity"
+        elif correction.anchored:
+            what = "the map moves to global poses"
         # A path may come each second.
-        level = logging.DEBUG if correction.followed else logging.INFO
+        quiet = correction.followed or correction.anchored
+        level = logging.DEBUG if quiet else logging.INFO
         log.log(level, "%s: submaps move by up to %.3g (map units)", what, far)
 
     def on_correction(self, correction: Correction, _before: Mapping[int, Similarity]) -> None:

@@ -86,7 +86,9 @@ class Standing:
         view = prepared.view
         unit = np.float32(placed.alignment.T_local_window.scale)
         depth = unit * placed.depth[index]
-        factors = depth / (unit * placed.prediction.depth[index])
+        with np.errstate(invalid="ignore", divide="ignore"):  # sky, and what is masked
+            factors = depth / (unit * placed.prediction.depth[index])
+        factors = np.where(np.isfinite(factors), factors, np.float32(1.0))
         stand = self._cameras.get(view.camera)
         if stand is None or view.id in self._moves:
             image = StillImage(view.image, view.valid, depth)

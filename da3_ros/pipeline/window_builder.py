@@ -218,7 +218,7 @@ class WindowBuilder:
             self._next_view, frame.stamp_ns, ready.image, ready.K, frame.frame_id, frame.camera,
             frame.T_prior_camera, frame.T_rig_camera, self._next_frameset, ready.valid,
             frame.prior_variance, frame.slam, frame.T_level_camera, frame.imu,
-            frame.returns,
+            frame.returns, frame.anchors,
         )  # fmt: skip
         self._next_view += 1
         prepared = PreparedView(

@@ -114,6 +114,9 @@ class WindowSteps(MapListener):
         metre = self.scene_map.adjust(self.refinement.metre, self.odometry.chain)
         self.refinement.take_metre(metre)
         follow(self.scene_map, [prepared.view for prepared in taken])
+        self.scene_map.hold_by_anchors(
+            [prepared.view for prepared in taken], leading_camera(self.scene_map)
+        )
         new = [p for p in taken if not p.blind]
         frames = self._run_window(new, closed=closed) if new else iter(())
         # In order, so that a blind view is held where the view before it is; within a frameset
@@ -687,13 +690,17 @@ class PoseSearch:
 # Lets a scene follow another SLAM, between two windows.
 
 
+def leading_camera(scene_map: SceneMap) -> str:
+    """Returns the camera whose poses are the path; empty before its first one."""
+    return next(iter(scene_map.config.cameras or scene_map.submaps.cameras), "")
+
+
 def follow(scene_map: SceneMap, views: Sequence[View]) -> None:
     """Corrects the submaps if another SLAM asks for it, before the window of new ``views``."""
     following, submaps = scene_map.following, scene_map.submaps
     if not following.enabled:
         return
-    # Of a rig, the leading camera counts.
-    camera = next(iter(scene_map.config.cameras or submaps.cameras), "")
+    camera = leading_camera(scene_map)
     for view in views:
         if view.camera == (camera or view.camera):
             following.add(view)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from da3_ros.config import NodeConfig, prior_source, uses_imu
+from da3_ros.messages.global_pose import POSE, GlobalPoseError, given_pose
 from da3_ros.messages.imu import IMU, open_imu, read_imu
 from da3_ros.messages.odometry_tf import (
     ALWAYS_S,
@@ -18,6 +19,7 @@ from da3_ros.messages.odometry_tf import (
 )
 from da3_ros.messages.slam_path import PATH, PathReader, SlamPathError
 from da3_ros.recordings import Recording, RecordingError
+from da3_ros.sensors.global_poses import GlobalPoses
 from da3_ros.sensors.imu_input import ImuError, ImuHistory, ImuInput, ImuSample
 from da3_ros.sensors.pose_prior import PosePrior, PriorError
 from da3_ros.sensors.slam_corrections import SlamCorrections
@@ -106,6 +108,36 @@ def _samples(topic: str, messages: Iterable[Any]) -> Iterator[ImuSample]:
             if str(error) not in known:
                 known.add(str(error))
                 log.warning("%s: %s", topic, error)
+
+
+def anchors_of_recording(
+    recording: Recording, config: NodeConfig, transforms: TransformTree, topic: str | None
+) -> GlobalPoses | None:
+    """Read the global poses of the robot in a whole recording; ``transforms``: all its transforms.
+
+    ``topic``: of them; None: none are used. Raises RecordingError if the recording has no such
+    topic.
+    """
+    if topic is None:
+        return None
+    if topic not in recording.topics_of(POSE):
+        names = ", ".join(recording.topics_of(POSE)) or "none"
+        raise RecordingError(
+            f"{recording.path.name} has no topic {topic} of PoseWithCovarianceStamped: it has "
+            f"{names}"
+        )
+    found, faults = [], 0
+    for _, message in recording.messages(topic):
+        try:
+            found.append(given_pose(message))
+        except GlobalPoseError as error:
+            faults += 1
+            if faults == 1:
+                log.warning("%s: not used: %s", topic, error)
+    log.info("global poses: %d from %s, %d not used", len(found), topic, faults)
+    poses = GlobalPoses(transforms, config.map_frame, config.odom_frame, config.base_frame)
+    poses.set_all(found)
+    return poses
 
 
 def transforms_of(recording: Recording) -> TransformTree:

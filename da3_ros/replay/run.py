@@ -44,6 +44,7 @@ from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.recordings import Recording, RecordingError, open_recording
 from da3_ros.recordings.read_ahead import ReadAhead
 from da3_ros.recordings.recorded_poses import (
+    anchors_of_recording,
     corrections_of_recording,
     imu_of_recording,
     prior_of_recording,
@@ -205,9 +206,10 @@ def _annotator(
     slam = corrections_of_recording(recording, settings, transforms, prior, options.slam_path)
     imu, warn = imu_of_recording(recording, settings, transforms, options.imu), WarnOnce()
     ranges = ranges_of_recording(recording, settings, transforms, prior, warn)
+    anchors = anchors_of_recording(recording, settings, transforms, options.global_pose)
     return FrameAnnotator(
         settings.pipeline, transforms, prior, warn, slam, recording.mounts(),
-        settings.base_frame, imu, ranges,
+        settings.base_frame, imu, ranges, anchors,
     )  # fmt: skip
 
 

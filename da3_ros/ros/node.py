@@ -40,6 +40,7 @@ from da3_ros.ros import parameters
 from da3_ros.ros import status_report as report
 from da3_ros.ros.camera_subscriber import GRAPH_PERIOD_S, SAME_S, CameraInputs
 from da3_ros.ros.conflict_watch import ConflictWatch
+from da3_ros.ros.global_pose import GlobalPoseInput
 from da3_ros.ros.initial_pose import InitialPose
 from da3_ros.ros.map_display import MapDisplay
 from da3_ros.ros.node_log import NodeLog
@@ -90,6 +91,7 @@ class Da3Node(LifecycleNode):
         self._initial_pose: InitialPose | None = None
         self._slam_path: SlamPathInput | None = None
         self._ranges: RangeInputs | None = None
+        self._global_pose: GlobalPoseInput | None = None
         self._viewer_commands: ViewerCommands | None = None
         self.enabled = True
         self._closing = False
@@ -171,6 +173,9 @@ class Da3Node(LifecycleNode):
             qos = QoSProfile(depth=1000, reliability=ReliabilityPolicy.BEST_EFFORT)
             self._imu = self.endpoints.subscribe(Imu, IMU_TOPIC, self._on_imu, qos)
         self._initial_pose = InitialPose(self.endpoints, runner, self.log.logger.info)
+        self._global_pose = GlobalPoseInput(
+            self.endpoints, stream.anchors, lambda text: self.warn(text, SAME_S)
+        )
         config = stream.config
         if config.pipeline.pose_prior.corrections == "path":
             self._slam_path = SlamPathInput(
@@ -395,6 +400,9 @@ class Da3Node(LifecycleNode):
         if self._ranges is not None:
             self._ranges.close()
             self._ranges = None
+        if self._global_pose is not None:
+            self._global_pose.close()
+            self._global_pose = None
 
     def _finish(self, what: str) -> bool:
         """Stop the work between two windows and release everything; ``what`` names the transition.

@@ -160,6 +160,7 @@ def _alignment(stream: Stream | None) -> dict[str, Any]:
         | _scales(stream)
         | _imu(stream)
         | _following(stream)
+        | _anchors(stream)
         | _refinement(stream, report)
         | _dense(stream)
     )
@@ -203,6 +204,16 @@ def _following(stream: Stream) -> dict[str, Any]:
         "corrections_followed": sum(f.count for f in following),
         "correction_m": _longest([f.metres for f in following]),
     }
+
+
+def _anchors(stream: Stream) -> dict[str, Any]:
+    """Returns how many global poses have come, how many do not fit, and how often the map has
+    moved by them."""
+    count = Counter[str]()
+    for pipeline in stream.pipelines:
+        count.update(pipeline.counters)
+    names = ("anchors", "anchors_wrong", "anchors_without_frame", "anchor_corrections")
+    return {name: count[name] for name in names} if count["anchors"] else {}
 
 
 def _longest(seconds: list[float]) -> float:

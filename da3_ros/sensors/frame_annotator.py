@@ -15,12 +15,13 @@ import numpy as np
 from da3_ros.config import POSE_NUMBERS, PipelineConfig
 from da3_ros.geometry.poses import matrix_from_quaternion
 from da3_ros.scale_sources import scale_source
+from da3_ros.sensors.global_poses import GlobalPoses
 from da3_ros.sensors.imu_input import ImuInput
 from da3_ros.sensors.pose_prior import PosePrior, PriorError
 from da3_ros.sensors.range_returns import RangeSensors
 from da3_ros.sensors.slam_corrections import SlamCorrections
 from da3_ros.sensors.transform_tree import TransformError, TransformTree
-from da3_ros.types import Array, Frame, ImuStretch, SlamPose
+from da3_ros.types import Array, Frame, GlobalPose, ImuStretch, SlamPose
 
 WARNING_PERIOD_S = 5.0  # between two warnings about the prior
 
@@ -39,16 +40,17 @@ class FrameAnnotator:
         base_frame: str = "",
         imu: ImuInput | None = None,
         ranges: RangeSensors | None = None,
+        anchors: GlobalPoses | None = None,
     ) -> None:
         """prior: None if the robot's own poses are not used. slam: None if none is followed.
         base_frame: the robot's base, which is level; empty: none. imu: None if it is not used.
-        ranges: None: no range sensors.
+        ranges: None: no range sensors. anchors: None: no global poses of the robot.
 
         mounts: ``T_rig_camera`` by the names of cameras, as a recording says it. warn: takes a
         line, and ``every_s``, the shortest time between two equal warnings.
         """
         self.transforms, self.prior, self.slam, self.imu = transforms, prior, slam, imu
-        self.ranges = ranges
+        self.ranges, self.anchors = ranges, anchors
         self.without_prior = 0
         self._base = base_frame if config.level.source == "base" else ""
         self._rig = RigGeometry(config, transforms, warn, mounts)
@@ -74,6 +76,7 @@ class FrameAnnotator:
                 slam=self._slam_of(frame),
                 imu=self._imu_of(frame),
                 returns=None if self.ranges is None else self.ranges.at(frame),
+                anchors=self._anchors_of(frame),
             )
             for frame in frames
         ]
@@ -112,6 +115,14 @@ class FrameAnnotator:
             text = f"pose_prior.corrections is {self.slam.kind}, but nothing can be followed"
             self._warn(f"{text}: {error}", every_s=WARNING_PERIOD_S)
             return None
+
+    def _anchors_of(self, frame: Frame) -> tuple[GlobalPose, ...]:
+        if self.anchors is None:
+            return ()
+        found, why = self.anchors.until(frame.camera, frame.frame_id, frame.stamp_ns)
+        if why:
+            self._warn(f"global_pose: not used: {why}", every_s=WARNING_PERIOD_S)
+        return found
 
 
 # Poses of a rig's cameras, from parameters or from the robot's transforms. No ROS.

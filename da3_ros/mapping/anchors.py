@@ -1,0 +1,210 @@
+"""Anchors: poses of the robot that something outside knows, as factors on the map's graph.
+
+An anchor (a tag, GNSS, a dock) says where the robot's base was at a time, with a covariance. Pure
+functions; poses are in the axes of the published map (``ros``), metres. No ROS.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.stats import chi2
+
+from da3_ros.geometry.poses import invert_pose
+from da3_ros.geometry.similarity import IDENTITY, Similarity
+from da3_ros.mapping.graph_solution import Problem
+from da3_ros.mapping.pose_graph import Edge, components, marginal, optimize
+from da3_ros.types import UNKNOWN_RAD2, Array, GlobalPose
+
+RIGID = np.array([1e-4, 1e-4, 1e-4])  # sigma of a base in its submap: none, but for the solver
+WRONG = 1e-4  # probability of a misfit as large by chance, from which on an anchor is wrong
+KNOWN_RAD = 0.3  # largest standard deviation of an orientation that places a map
+UPRIGHT_RAD = 0.05  # of what is up at the oldest anchor, where none says it
+MOST_TRIED = 24  # anchors that are tried to place a map
+DRIFT = 0.05  # of odometry over the way, while a map is placed
+AGREE = 3.0  # standard deviations
+
+
+@dataclass(frozen=True, eq=False)
+class Anchor:
+    """A global pose, and where the camera was in the map at that time."""
+
+    given: GlobalPose
+    submap: int
+    T_submap_camera: Array  # [4, 4] in the unit of the submap
+
+    @property
+    def rotation_sigmas(self) -> Array:
+        """Standard deviations [3] of the rotation about the map's axes, rad."""
+        return np.sqrt(np.diag(self.given.covariance)[3:])
+
+    @property
+    def says_up(self) -> bool:
+        """Whether it says what is up."""
+        return bool((self.rotation_sigmas[:2] ** 2 < UNKNOWN_RAD2 / 2).all())
+
+    @property
+    def sigma_m(self) -> float:
+        """Standard deviation of the position, of the largest of the ground's axes, metres."""
+        return float(np.sqrt(np.diag(self.given.covariance)[:2].max()))
+
+    def base(self, T_ros_submap: Similarity) -> Array:
+        """Returns ``T_ros_base`` [4, 4] as the map has it."""
+        T: Array = T_ros_submap.pose(self.T_submap_camera) @ invert_pose(self.given.T_base_camera)
+        return T
+
+
+@dataclass(frozen=True, eq=False)
+class Anchored:
+    """A graph that was solved with anchors."""
+
+    moves: list[Similarity]  # of the nodes, in ``ros``
+    wrong: list[bool]  # of each anchor, whether it does not fit
+    metres: list[float]  # of each anchor, how far the map is from it
+    covariance: Array  # [7, 7] of the newest node's pose, log scale first, in ``ros``
+    bound: list[bool]  # of each node, whether anchors are connected to it
+
+
+def placement(bases: Sequence[Array], anchors: Sequence[Anchor], *, level: bool) -> Array | None:
+    """Returns the transform [4, 4] that moves a map to where most anchors have it; None: they do
+    not say it yet.
+
+    bases: of each anchor, its ``T_ros_base`` as the map has it. level: the map's z is up, so that
+    it only turns about it, and two positions say how far.
+    """
+    best: tuple[float, Array] | None = None
+    for i, T in _candidates(bases, anchors, level=level):
+        fits = 0.0
+        for base, anchor in zip(bases, anchors, strict=True):
+            way = float(np.linalg.norm(base[:3, 3] - bases[i][:3, 3]))
+            off = float(np.linalg.norm((T @ base - anchor.given.T_ros_base)[:2, 3]))
+            fits += off < AGREE * math.hypot(anchor.sigma_m, anchors[i].sigma_m, DRIFT * way)
+        if best is None or fits > best[0]:
+            best = fits, T
+    return None if best is None else best[1]
+
+
+def _candidates(
+    bases: Sequence[Array], anchors: Sequence[Anchor], *, level: bool
+) -> list[tuple[int, Array]]:
+    """Returns transforms that bring an anchor, by index, to its place."""
+    some = sorted({*np.linspace(0, len(anchors) - 1, MOST_TRIED).round().astype(int).tolist()})
+    out = []
+    for i in some:
+        if (anchors[i].rotation_sigmas < KNOWN_RAD).all():
+            T = anchors[i].given.T_ros_base @ invert_pose(bases[i])
+            R = about_z(T[:3, :3]) if level else T[:3, :3]
+            out.append((i, _turned(R, bases[i], anchors[i])))
+    if out or not level:
+        return out
+    for i in some:
+        for j in some:
+            way, wanted = (
+                (T[j][:3, 3] - T[i][:3, 3])[:2]
+                for T in (bases, [a.given.T_ros_base for a in anchors])
+            )
+            sigma = math.hypot(anchors[i].sigma_m, anchors[j].sigma_m)
+            if i < j and sigma < KNOWN_RAD * min(np.linalg.norm(way), np.linalg.norm(wanted)):
+                turn = math.atan2(wanted[1], wanted[0]) - math.atan2(way[1], way[0])
+                out.append((i, _turned(_z(turn), bases[i], anchors[i])))
+    return out
+
+
+def _turned(R: Array, base: Array, anchor: Anchor) -> Array:
+    """Returns the transform [4, 4] with a rotation that brings a base to its anchor."""
+    T = np.eye(4)
+    T[:3, :3] = R
+    T[:3, 3] = anchor.given.T_ros_base[:3, 3] - R @ base[:3, 3]
+    return T
+
+
+def about_z(R: Array) -> Array:
+    """Returns the rotation [3, 3] about z that is nearest to ``R``."""
+    return _z(math.atan2(R[1, 0] - R[0, 1], R[0, 0] + R[1, 1]))
+
+
+def _z(turn: float) -> Array:
+    c, s = math.cos(turn), math.sin(turn)
+    return np.array([[c, -s, 0.0], [s, c, 0.0], [0.0, 0.0, 1.0]])
+
+
+def solve_anchored(
+    problem: Problem, T_ros_local: Similarity, submaps: Mapping[int, Similarity],
+    anchors: Sequence[Anchor], placed: Array,
+) -> Anchored:  # fmt: skip
+    """Returns how the nodes of a graph move to fit its edges and the anchors best.
+
+    submaps: ``T_ros_submap`` of the anchors' submaps. placed: [4, 4] moves the map near its place
+    first. Sizes stay. Anchors have robust weights, as loops have: one that does not fit is wrong.
+    """
+    before = [T_ros_local @ pose for pose in problem.poses]
+    near = Similarity.from_pose(placed)
+    nodes, first = [near @ T for T in before], [node.first for node in problem.nodes]
+    count, edges, at = len(nodes), list(problem.edges), []
+    every = [IDENTITY, *nodes]  # the map's origin, the nodes, and the bases
+    edges = [replace(e, first=e.first + 1, second=e.second + 1) for e in edges]
+    upright = not any(a.says_up for a in anchors)
+    for anchor in anchors:
+        k = bisect_right(first, anchor.submap) - 1
+        base = Similarity.from_pose(placed @ anchor.base(submaps[anchor.submap]))
+        base = replace(base, scale=nodes[k].scale)
+        sigma = RIGID * [1.0, 1.0, 1.0 / nodes[k].scale]
+        edges.append(Edge(k + 1, len(every), nodes[k].inverse() @ base, sigma))
+        edges.append(_factor(anchor, base, len(every), upright=upright and anchor is anchors[0]))
+        at.append(len(edges) - 1)
+        every.append(base)
+    found = optimize(every, edges, fixed=0, metric=True)
+    misfits = found.residuals[at] * math.sqrt(7)
+    wrong = [float(m) > _most(a) for m, a in zip(misfits, anchors, strict=True)]
+    metres = [
+        float(np.linalg.norm(T.t - a.given.T_ros_base[:3, 3]))
+        for T, a in zip(found.nodes[count + 1 :], anchors, strict=True)
+    ]
+    component = components(len(every), edges)
+    bound = [bool(c == component[0]) for c in component[1 : count + 1]]
+    newest = max((k for k, b in enumerate(bound) if b), default=0)
+    sure = marginal(found.nodes, edges, fixed=0, of=newest + 1, metric=True)
+    moves = [now @ was.inverse() for now, was in zip(found.nodes[1:], before, strict=False)]
+    return Anchored(_with_unbound(moves, bound, near), wrong, metres, sure, bound)
+
+
+def _with_unbound(
+    moves: Sequence[Similarity], bound: Sequence[bool], near: Similarity
+) -> list[Similarity]:
+    """Returns the moves of all nodes; those that no anchor is connected to move with the node
+    before."""
+    out: list[Similarity] = []
+    for move, is_bound in zip(moves, bound, strict=True):
+        out.append(move if is_bound else out[-1] if out else near)
+    return out
+
+
+def _factor(anchor: Anchor, base: Similarity, index: int, *, upright: bool) -> Edge:
+    """Returns the edge from the map's origin to the base at an anchor's time.
+
+    base: where it nearly is. upright: what is up there counts as known.
+    """
+    covariance, R = anchor.given.covariance.copy(), anchor.given.T_ros_base[:3, :3]
+    if not anchor.says_up:
+        R = base.R
+        covariance[3:, :], covariance[:, 3:] = 0.0, 0.0
+        up = UPRIGHT_RAD**2 if upright else UNKNOWN_RAD2
+        covariance[3:, 3:] = np.diag([up, up, UNKNOWN_RAD2])
+    J = np.zeros((7, 7))  # of (log scale; rotation in the base's axes; position)
+    J[0, 0] = 1.0
+    J[1:4, 4:], J[4:, 1:4] = R.T, np.eye(3)
+    full = np.zeros((7, 7))
+    full[0, 0], full[1:, 1:] = 1e6, covariance
+    whitening = np.linalg.cholesky(np.linalg.inv(J @ full @ J.T)).T
+    measured = Similarity(base.scale, R, anchor.given.T_ros_base[:3, 3])
+    return Edge(0, index, measured, np.ones(3), loop=True, whitening=whitening)
+
+
+def _most(anchor: Anchor) -> float:
+    """Returns the largest misfit of an anchor that is not wrong, standard deviations."""
+    known = int((np.diag(anchor.given.covariance) < UNKNOWN_RAD2 / 2).sum())
+    return math.sqrt(float(chi2.isf(WRONG, max(known, 1))))

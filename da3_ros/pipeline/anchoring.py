@@ -1,0 +1,232 @@
+"""Global poses of the robot hold the map: by tags, GNSS or docks (topic ``~/global_pose``).
+
+Each one becomes an anchor: a global pose, and where the camera was in its submap at that time. The
+graph of submaps is solved with them, and the map moves. No ROS.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from da3_ros.geometry.similarity import Similarity
+from da3_ros.mapping.anchors import KNOWN_RAD, Anchor, Anchored, placement, solve_anchored
+from da3_ros.mapping.following import OwnPoses, correction_to, largest_move
+from da3_ros.mapping.graph_solution import Correction, Problem
+from da3_ros.mapping.scene import REFERENCE
+from da3_ros.mapping.submap_spill import Submap
+from da3_ros.mapping.trajectory import Poses
+from da3_ros.types import Array, GlobalPose, View
+
+log = logging.getLogger(__name__)
+
+MOST_WAITING = 1000  # global poses that wait for a frame
+MOST, NEWEST = 256, 16  # anchors that are kept; the newest of them are never thinned out
+MOST_SOLVED = 64  # anchors that a graph is solved with
+EVERY, RARELY = 5, 30  # windows between two solutions; the latter while new anchors fit
+FITS = 0.5  # standard deviations of its position, up to which the map need not move for an anchor
+MOVE_M, MOVE_RAD = 0.01, 0.002  # the map does not move for less,
+GROWN_M = 0.05  # motion of the newest submap by a new scale, after which the map moves back
+MOVE_SIGMAS = 0.3  # nor for less of its standard deviation
+REPORTED = 10  # wrong anchors that are logged
+NUMBERS = re.compile(r"\d+(\.\d+)?")
+
+
+class Anchoring:
+    """The anchors of one scene. Not thread-safe."""
+
+    def __init__(self, counters: Counter[str]) -> None:
+        self.counters = counters
+        self.restart()
+
+    def restart(self) -> None:
+        """Begins a new scene."""
+        self._waiting: deque[GlobalPose] = deque(maxlen=MOST_WAITING)
+        self._anchors: list[Anchor] = []
+        self._wrong: set[int] = set()  # stamps of anchors that were reported
+        self._windows = 0  # since the last solution
+        self._due = False
+        self._metres = float("nan")  # per map unit, at the last solution
+        self._fits = True  # whether the anchors since the last solution lie where the map has them
+        self._told = ""
+        self.placed = False  # whether the map lies where the anchors have it
+        self.says_up = False  # whether an anchor has an orientation
+
+    def add(self, view: View) -> None:
+        """Adds the global poses that came with a view of the leading camera."""
+        self._waiting.extend(view.anchors)
+        self.counters["anchors"] += len(view.anchors)
+
+    def is_due(self, why_not: str) -> bool:
+        """Returns whether there are anchors to be used; says once why not, if there is a cause."""
+        self._windows += 1
+        if not self._waiting and not self._anchors:
+            return False
+        if why_not:
+            self.tell(f"not used: {why_not}")
+        return not why_not
+
+    def tell(self, text: str) -> None:
+        """Logs a line, once until there is another one, whatever its numbers."""
+        kind = NUMBERS.sub("", text)
+        if kind != self._told:
+            log.warning("global_pose: %s", text)
+        self._told = kind
+
+    def correction(
+        self, submaps: Mapping[int, Submap], poses: Callable[[], Poses], camera: str,
+        problem: Problem, T_ros_map: Similarity, *, level: bool,
+    ) -> Correction | None:  # fmt: skip
+        """Returns the correction that brings the map to its anchors; None if it lies there.
+
+        poses: in the frames of their submaps. camera: the leading one. problem: the graph.
+        T_ros_map: with metres per map unit. level: whether the map's z is up.
+        """
+        if self._waiting:
+            self._take(submaps, poses(), camera, T_ros_map)
+        # A new scale moves what is far from the map's origin.
+        far = float(np.linalg.norm(submaps[max(submaps)].T_map_submap.t)) if submaps else 0.0
+        grown = self.placed and abs(T_ros_map.scale - self._metres) * far > GROWN_M
+        wait = (RARELY if self._fits else EVERY) if self.placed and not grown else 0
+        if not (self._due or grown) or not problem.nodes or self._windows < wait:
+            return None
+        T_ros_submap = {id: T_ros_map @ s.T_map_submap for id, s in submaps.items()}
+        anchors = self._chosen(T_ros_submap, problem)
+        if not anchors:
+            return None
+        found = self._solved(problem, T_ros_map, T_ros_submap, anchors, level=level)
+        if found is None:
+            return None
+        self._windows, self._due, self._fits = 0, False, True
+        self._metres = T_ros_map.scale
+        self._report(anchors, found)
+        first = [node.first for node in problem.nodes]
+        back, after = T_ros_map.inverse(), {}
+        for id, s in submaps.items():
+            k = max(int(np.searchsorted(first, id, "right")) - 1, 0)
+            moved = replace(back @ found.moves[k] @ T_ros_submap[id], scale=s.T_map_submap.scale)
+            after[id] = moved
+        return self._worth_it(submaps, after, problem, T_ros_map, found, anchors)
+
+    def _take(
+        self, submaps: Mapping[int, Submap], poses: Poses, camera: str, T_ros_map: Similarity
+    ) -> None:
+        """Makes anchors of the global poses at whose time the camera's pose is known by now."""
+        if camera not in poses.cameras:
+            return
+        metres = T_ros_map.scale
+        lengths = {id: s.T_map_submap.scale * metres for id, s in submaps.items()}
+        rows = poses.rows[poses.rows["camera"] == poses.cameras.index(camera)]
+        own = OwnPoses.of(rows, lengths)
+        if not len(own.stamps):
+            return
+        given = list(self._waiting)
+        stamps = np.array([g.stamp_ns for g in given], np.int64)
+        rigid = {id: _rigid(s.T_map_submap, metres) for id, s in submaps.items()}
+        chain = {id: s.chain for id, s in submaps.items()}
+        found, submap, T_submap_camera = own.at(stamps, rigid, chain)
+        for i, id, T in zip(found.tolist(), submap.tolist(), T_submap_camera, strict=True):
+            T[:3, 3] /= lengths[id]
+            anchor = Anchor(given[i], id, T)
+            self._anchors.append(anchor)
+            base = anchor.base(T_ros_map @ submaps[id].T_map_submap)
+            off = float(np.linalg.norm((base - anchor.given.T_ros_base)[:2, 3]))
+            self._fits &= off < FITS * anchor.sigma_m
+        self._due |= bool(len(found))
+        later = stamps > own.stamps[-1]
+        self.counters["anchors_without_frame"] += int((~later).sum()) - len(found)
+        self._waiting = deque((g for g, w in zip(given, later, strict=True) if w), MOST_WAITING)
+        if len(self._anchors) > MOST:
+            self._anchors = [*self._anchors[:-NEWEST:2], *self._anchors[-NEWEST:]]
+
+    def _chosen(self, T_ros_submap: Mapping[int, Similarity], problem: Problem) -> list[Anchor]:
+        """Returns an even choice of the anchors whose submaps the graph knows, and the newest."""
+        nodes = {id for n in problem.nodes for id in range(n.first, n.last + 1)}
+        self._anchors = [a for a in self._anchors if a.submap in T_ros_submap]
+        known = [a for a in self._anchors if a.submap in nodes]
+        old, new = known[:-NEWEST], known[-NEWEST:]
+        some = np.linspace(0, len(old) - 1, min(len(old), MOST_SOLVED - NEWEST))
+        return [old[i] for i in some.round().astype(int)] + new
+
+    def _solved(
+        self, problem: Problem, T_ros_map: Similarity, T_ros_submap: Mapping[int, Similarity],
+        anchors: Sequence[Anchor], *, level: bool,
+    ) -> Anchored | None:  # fmt: skip
+        """Returns the solution, from another place if most anchors do not fit where it lies."""
+        T_ros_local, here = T_ros_map @ problem.T_map_local, np.eye(4)
+
+        def solved(at: Array) -> Anchored:
+            return solve_anchored(problem, T_ros_local, T_ros_submap, anchors, at)
+
+        try:
+            found = solved(here) if self.placed else None
+            if found is None or 2 * sum(found.wrong) > len(anchors):
+                bases = [a.base(T_ros_submap[a.submap]) for a in anchors]
+                at = placement(bases, anchors, level=level)
+                if at is None:
+                    if not self.placed:
+                        self.tell("they do not say yet how the map is turned: drive farther")
+                    return found
+                other = solved(at)
+                if found is None or sum(other.wrong) < sum(found.wrong):
+                    found = other
+        except (ValueError, np.linalg.LinAlgError) as error:  # the map stays as it is
+            self.counters["anchors_failed"] += 1
+            self.tell(f"the graph could not be solved: {type(error).__name__}: {error}")
+            return None
+        if not self.placed:
+            log.info("global_pose: the map lies where %d of %d have it", found.wrong.count(False),
+                     len(anchors))  # fmt: skip
+        self.placed = True
+        self.says_up |= any((a.rotation_sigmas < KNOWN_RAD).all() for a in anchors)
+        return found
+
+    def _report(self, anchors: Sequence[Anchor], found: Anchored) -> None:
+        """Logs and counts anchors that do not fit, each once."""
+        for anchor, wrong, metres in zip(anchors, found.wrong, found.metres, strict=True):
+            stamp = anchor.given.stamp_ns
+            if not wrong or stamp in self._wrong:
+                continue
+            self._wrong.add(stamp)
+            self.counters["anchors_wrong"] += 1
+            if self.counters["anchors_wrong"] <= REPORTED:
+                log.warning(
+                    "global_pose: that of %.3f s is %.2f m from where the others and odometry "
+                    "have the robot: it is not followed", stamp / 1e9, metres,
+                )  # fmt: skip
+        self._wrong &= {a.given.stamp_ns for a in self._anchors}
+
+    def _worth_it(
+        self, submaps: Mapping[int, Submap], after: dict[int, Similarity], problem: Problem,
+        T_ros_map: Similarity, found: Anchored, anchors: Sequence[Anchor],
+    ) -> Correction | None:  # fmt: skip
+        """Returns the correction; None if it moves the map by less than it is known."""
+        before = {id: s.T_map_submap for id, s in submaps.items()}
+        metres, turn = largest_move(
+            *({id: _rigid(T, T_ros_map.scale) for id, T in all.items()} for all in (before, after))
+        )
+        sigmas = np.sqrt(np.diag(found.covariance))
+        ties = {(-1, a.submap) for a in anchors if submaps[a.submap].component != REFERENCE}
+        least_m = max(MOVE_M, MOVE_SIGMAS * float(sigmas[4:].max()))
+        least_rad = max(MOVE_RAD, MOVE_SIGMAS * float(sigmas[1:4].max()))
+        if metres < least_m and turn < least_rad and not ties:
+            return None
+        self.counters["anchor_corrections"] += 1
+        out = correction_to(before, after, problem.T_map_local, tuple(sorted(ties)))
+        T = T_ros_map @ problem.T_map_local
+        J = np.zeros((7, 7))
+        J[0, 0], J[1:4, 1:4], J[4:, 4:] = 1.0, T.R.T, T.R.T / T.scale
+        covariance = J @ found.covariance @ J.T
+        return replace(out, followed=False, anchored=True, covariance=covariance)
+
+
+def _rigid(S: Similarity, scale: float) -> Array:
+    """Returns the pose [4, 4] of a submap in the map, metres; scale: metres per map unit."""
+    T = np.eye(4)
+    T[:3, :3], T[:3, 3] = S.R, scale * S.t
+    return T

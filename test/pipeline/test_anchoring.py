@@ -1,0 +1,166 @@
+"""Global poses hold the map of a walk: its place, its heading and its drift."""
+
+import numpy as np
+import pytest
+from scipy.spatial.transform import Rotation
+from support.ring import SIZE, STEP_NS, DescribedTruth, walked
+from support.sessions import METRIC, SETTINGS, MetricModel
+
+from da3_ros.config import config_from_parameters
+from da3_ros.geometry.poses import T_ROS_MAP, invert_pose
+from da3_ros.mapping.anchors import about_z
+from da3_ros.pipeline.pipeline import Pipeline
+from da3_ros.types import UNKNOWN_RAD2, Calibration, Frame, GlobalPose
+
+SIGMA_M, SIGMA_RAD = 0.05, 0.02
+MOUNT = np.eye(4)
+MOUNT[:3, :3] = T_ROS_MAP[:3, :3]  # optical axes on a base with x forward
+MOUNT[:3, 3] = 0.2, 0.0, 0.5
+GLOBAL = np.eye(4)  # the room where the global poses have it
+GLOBAL[:3, :3] = Rotation.from_euler("z", 0.7).as_matrix()
+GLOBAL[:3, 3] = 30.0, -20.0, 1.0
+FRAMES = 60
+
+
+@pytest.fixture(scope="module")
+def truth():
+    return walked(FRAMES, laps=0.42)
+
+
+def true_pose(f):
+    return GLOBAL @ f.T_room_camera
+
+
+def anchor(f, rng, off=(0, 0, 0), *, turned=True, after_ns=0):
+    """A global pose with an error, in metres; turned: with an orientation."""
+    T = true_pose(f) @ invert_pose(MOUNT)
+    T[:3, 3] += SIGMA_M * rng.standard_normal(3) + off
+    T[:3, :3] = Rotation.from_rotvec(SIGMA_RAD * rng.standard_normal(3)).as_matrix() @ T[:3, :3]
+    covariance = np.diag(np.repeat([SIGMA_M**2, SIGMA_RAD**2 if turned else UNKNOWN_RAD2], 3))
+    if not turned:
+        T[:3, :3] = np.eye(3)
+    return GlobalPose(f.stamp_ns + after_ns, T, covariance, MOUNT)
+
+
+def run(truth, anchors, seed=0, level=False, **values):
+    """Results by frame; anchors: global poses by the index of the frame that they come with."""
+    session = DescribedTruth(truth, seed)
+    config = config_from_parameters({**SETTINGS, **METRIC, "window.size": 4, **values})
+    pipeline, out = Pipeline(config, session, MetricModel(session)), []
+    K = truth[0].K.copy()
+    K[:2, 2] -= 0.5
+    black, lens = np.zeros((*SIZE[::-1], 3), np.uint8), Calibration(*SIZE, K)
+    for i, f in enumerate(truth):
+        T_level = None
+        if level:
+            T_level = np.eye(4)
+            R = f.T_room_camera[:3, :3]
+            heading = about_z(R @ T_ROS_MAP[:3, :3].T)
+            T_level[:3, :3], T_level[2, 3] = heading.T @ R, 0.5
+        given = Frame(f.stamp_ns, black, calibration=lens, T_level_camera=T_level,
+                      anchors=tuple(anchors.get(i, ())))  # fmt: skip
+        for r in pipeline.push(given):
+            pipeline.scene_map.level(r)
+            T_ros_map = pipeline.scene_map.T_ros_map
+            out.append((r, T_ros_map @ r.T_map_camera, r.T_odom_map @ r.T_map_camera))
+    return pipeline, out
+
+
+def errors(out, truth):
+    return np.array([
+        np.linalg.norm(T[:3, 3] - true_pose(f)[:3, 3])
+        for (_, T, _), f in zip(out, truth, strict=True)
+    ])  # fmt: skip
+
+
+def steps(out):
+    """Steps of the published odometry, metres."""
+    at = np.array([T[:3, 3] for _, _, T in out])
+    return np.linalg.norm(np.diff(at, axis=0), axis=1)
+
+
+def tags(truth, at, rng, wrong=()):
+    return {i + 1: [anchor(truth[i], rng, (4, 3, 0) if i in wrong else (0, 0, 0))] for i in at}
+
+
+@pytest.mark.slow
+def test_tags_place_the_map_and_hold_its_drift(truth):
+    """`~/odom` does not jump."""
+    rng = np.random.default_rng(1)
+    _, free = run(truth, {})
+    held = tags(truth, range(4, FRAMES - 1, 12), rng)
+    pipeline, out = run(truth, held)
+    found = errors(out, truth)[6:]
+    assert found.max() < 0.7
+    assert np.median(found) < 0.3
+    assert steps(out).max() < 1.5 * steps(free).max()
+    assert pipeline.counters["anchors"] == len(held)
+    assert pipeline.counters["anchors_wrong"] == 0
+    assert pipeline.counters["anchor_corrections"] > 1
+    assert pipeline.loops.closed == 0
+    assert pipeline.scene_map.is_level
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_a_wrong_tag_is_named_and_not_followed(truth, caplog):
+    rng = np.random.default_rng(2)
+    at = range(4, FRAMES - 1, 12)
+    pipeline, out = run(truth, tags(truth, at, rng, wrong=(40,)))
+    assert errors(out, truth)[20:].max() < 0.7
+    assert pipeline.counters["anchors_wrong"] == 1
+    (line,) = [r.message for r in caplog.records if "global_pose" in r.message]
+    assert f"global_pose: that of {truth[40].stamp_ns / 1e9:.3f} s is " in line
+    assert "it is not followed" in line
+
+
+@pytest.mark.slow
+def test_positions_alone_give_a_level_map_its_heading(truth, caplog):
+    """As GNSS does: nothing moves until the way is long enough."""
+    rng = np.random.default_rng(3)
+    given = {i + 1: [anchor(truth[i], rng, turned=False)] for i in range(4, FRAMES - 1, 4)}
+    _, out = run(truth, given, level=True)
+    assert errors(out, truth)[40:].max() < 0.7
+    assert "they do not say yet how the map is turned: drive farther" in caplog.text
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_stated_errors_are_those_of_the_map(truth):
+    values = []
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        _, out = run(truth, tags(truth, range(4, FRAMES - 1, 12), rng), seed=seed)
+        for (r, T, _), f in list(zip(out, truth, strict=True))[30::10]:
+            error = T[:3, 3] - true_pose(f)[:3, 3]
+            R = T[:3, :3] @ r.T_map_camera[:3, :3].T  # covariances are in the map's axes
+            covariance = R @ r.covariance_map[:3, :3] @ R.T
+            values.append(error @ np.linalg.solve(covariance, error) / 3)
+    assert 0.05 < np.mean(values) < 1.5
+
+
+def test_an_anchor_between_two_frames_counts_at_its_own_time(truth):
+    T = true_pose(truth[10]) @ invert_pose(MOUNT)
+    middle = (true_pose(truth[10])[:3, 3] + true_pose(truth[11])[:3, 3]) / 2
+    T[:3, 3] += middle - true_pose(truth[10])[:3, 3]
+    given = GlobalPose(truth[10].stamp_ns + STEP_NS // 2, T, 1e-6 * np.eye(6), MOUNT)
+    pipeline, out = run(truth[:20], {12: [given]})
+    a, b = out[14][1][:3, 3], true_pose(truth[14])[:3, 3]
+    assert np.linalg.norm(a - b) < 0.3
+    assert pipeline.counters["anchors_without_frame"] == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"scale.source": "none"}, "they wait for metres: set scale.source"),
+        ({"loop.enabled": False}, "loop.enabled is false"),
+    ],
+)
+def test_what_keeps_anchors_from_being_used_is_said_once(truth, caplog, values, why):
+    rng = np.random.default_rng(5)
+    pipeline, _ = run(truth[:24], tags(truth, range(4, 20, 4), rng), **values)
+    lines = [r.message for r in caplog.records if "global_pose" in r.message]
+    assert len(lines) == 1
+    assert why in lines[0]
+    assert pipeline.counters["anchor_corrections"] == 0
