@@ -560,6 +560,7 @@ class PipelineConfig:
 LEAST_DENSE_SIZE = 112  # pixels
 CAMERA_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*(/[A-Za-z][A-Za-z0-9_]*)*")
 POSE_NUMBERS = 7
+TOPIC_NAME = re.compile(r"(~?/)?[A-Za-z_][A-Za-z0-9_]*(/[A-Za-z_][A-Za-z0-9_]*)*")
 
 
 def _check_cameras(config: PipelineConfig) -> None:
@@ -735,6 +736,7 @@ class NodeConfig:
     def __post_init__(self) -> None:
         for parameter in parameters(self):
             parameter.check()
+        _check_range_topics(self.range_topics)
         prior = self.pipeline.pose_prior
         if prior.corrections == "path" and prior.source == "tf" and not self.base_frame:
             raise ConfigError(
@@ -746,6 +748,18 @@ class NodeConfig:
                 f"pose_prior.map_frame and odom_frame are both {self.odom_frame!r}: the first is "
                 "the other SLAM's map, in which it places the second"
             )
+
+
+def _check_range_topics(topics: tuple[str, ...]) -> None:
+    """Raise ConfigError for a name that no topic has, or one that is there twice."""
+    for name in topics:
+        if not TOPIC_NAME.fullmatch(name):
+            raise ConfigError(
+                f"range_topics contains {name!r}: names consist of letters, digits, _ and /, as "
+                "in /lidar/points"
+            )
+    if len(set(topics)) < len(topics):
+        raise ConfigError(f"range_topics is {list(topics)}: names must be distinct")
 
 
 def config_from_parameters(values: Mapping[str, Any], cls: type[T] = PipelineConfig) -> T:  # type: ignore[assignment]

@@ -246,7 +246,8 @@ def _dense(stream: Stream) -> dict[str, Any]:
     """Returns how much of the keyframes' depth is measured, of the first camera's map, and what
     was left out."""
     config = stream.config.pipeline
-    if not (config.dense.enabled and config.refinement.enabled):
+    measures = config.refinement.enabled or stream.ranges is not None
+    if not (config.dense.enabled and measures):
         return {"dense": "off"}
     count = Counter[str]()
     for pipeline in stream.pipelines:

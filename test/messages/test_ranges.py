@@ -176,3 +176,9 @@ def test_metres_by_range_need_a_topic():
         open_ranges(config, TransformTree(), None, print)
     config = config_from_parameters({"range_topics": ["/a", "/b"]}, NodeConfig)
     assert list(open_ranges(config, TransformTree(), None, print).topics) == ["/a", "/b"]
+
+
+@pytest.mark.parametrize("topics", [[""], ["/a b"], ["/a/"], ["/a", "/a"]])
+def test_names_that_no_topic_has_are_refused(topics):
+    with pytest.raises(ConfigError, match="range_topics"):
+        config_from_parameters({"range_topics": topics}, NodeConfig)
