@@ -11,7 +11,7 @@ from scipy.spatial.transform import Rotation
 from support.pipelines import SIZE, settings, to_frame
 
 from da3_ros.pipeline.pipeline import Pipeline
-from da3_ros.scale_sources.range import RangeDepth, fit_ranges
+from da3_ros.scale_sources.range import RangeDepth, fit_ranges, judged
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.range_sensors import RenderedRanges, mount
 from da3_ros.synthetic.truth import Noise, TruthSession
@@ -190,3 +190,18 @@ def test_a_pipeline_is_in_metres_after_a_few_windows():
     ratio = np.linalg.norm(np.diff(centres, axis=0), axis=1).sum()
     ratio /= np.linalg.norm(np.diff(true, axis=0), axis=1).sum()
     assert ratio == pytest.approx(1, rel=0.04)
+
+
+FAR = np.linspace(0, 3, 100)  # log distances, as outdoors
+
+
+@pytest.mark.parametrize(
+    ("logs", "shows"),
+    [
+        (0.05 * np.sin(37 * FAR), ""),
+        (0.4 * np.sin(37 * FAR), "wrong"),  # less than the distances, more than a network errs
+        (FAR - 3, "wrong"),
+    ],
+)
+def test_depth_that_errs_by_more_than_a_network_does_is_no_witness(logs, shows):
+    assert judged(logs, FAR) == shows
