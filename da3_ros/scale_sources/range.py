@@ -32,6 +32,7 @@ from da3_ros.types import (
 log = logging.getLogger(__name__)
 
 EDGE_PX, EDGE = 5, 0.1  # depth that differs by more (log) within so many pixels is an edge
+MOST = 4000  # returns of an image that are compared: more say no more
 ROWS, COLUMNS = 4, 6  # blocks of an image: errors of the network are alike in one
 SINGLE = 0.05  # relative standard deviation of the network's depth in one block, at least
 FLOOR = 0.003  # smallest relative standard deviation
@@ -99,7 +100,9 @@ def _blocks(view: View, depth: FloatImage, K: Array) -> tuple[Array, Array]:
     """Returns the log ratio of distance and depth, and the log distance [B], of the blocks of an
     image in which returns are, and of cones."""
     assert view.returns is not None
-    pixels, z = visible_returns(view.returns.points, K, depth)
+    points = view.returns.points
+    points = points[:: max(1, len(points) // MOST)]
+    pixels, z = visible_returns(points, K, depth)
     seen = _smooth_depth(depth, pixels)
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = np.log(z / seen)
