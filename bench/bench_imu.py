@@ -16,6 +16,7 @@ import argparse
 import math
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,18 +24,20 @@ from typing import Any
 
 import numpy as np
 import results_file
-from scipy.spatial.transform import Rotation
+import yaml
+from scipy.spatial.transform import Rotation, Slerp
 
 from da3_ros.config import config_from_parameters
-from da3_ros.geometry.poses import mean_rotation
+from da3_ros.geometry.poses import invert_pose, mean_rotation
 from da3_ros.geometry.similarity import Similarity
+from da3_ros.inertial.gravity import GravityFilter
 from da3_ros.inertial.noise import ImuNoise
 from da3_ros.inference import open_networks
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.scale_sources import SCALE_SOURCES
 from da3_ros.scale_sources.imu import ImuFilter, ImuMotion
 from da3_ros.synthetic import SyntheticCamera, make_room, make_walk
-from da3_ros.synthetic.imu import imu_samples
+from da3_ros.synthetic.imu import ImuSamples, imu_samples
 from da3_ros.synthetic.truth import Noise, TruthSession
 from da3_ros.types import Array, Frame, ImuStretch, View
 
@@ -74,9 +77,11 @@ class Course:
     seconds: list[float] = field(default_factory=list)
     error: list[float] = field(default_factory=list)  # of the log scale
     sigma: list[float] = field(default_factory=list)
-    tilt: list[float] = field(default_factory=list)  # rad
-    tilt_sigma: list[float] = field(default_factory=list)
     cost_s: list[float] = field(default_factory=list)  # of each frame
+    up_seconds: list[float] = field(default_factory=list)  # of each frame
+    tilt: list[float] = field(default_factory=list)  # error of up, rad
+    tilt_sigma: list[float] = field(default_factory=list)
+    up_cost_s: list[float] = field(default_factory=list)
 
     def at(self, seconds: float) -> int | None:
         """Returns the index of the newest estimate of that time; None before the first one."""
@@ -91,11 +96,14 @@ class Probed(ImuFilter):
         super().__init__()
         self._true, self._course = true, course
         self._begin = min(true)
+        self._gravity = GravityFilter()
+        self._poses: deque[tuple[Array, Array]] = deque(maxlen=20)  # newest: path, truth
 
     def add_motion(self, view: View, T_local_camera: Array, depth: float) -> None:
         before, start = self.newest, time.perf_counter()
         super().add_motion(view, T_local_camera, depth)
         self._course.cost_s.append(time.perf_counter() - start)
+        self._follow(view, T_local_camera)
         found = self.estimate()
         if self.newest is before or self.newest is None or found is None:
             return
@@ -106,14 +114,22 @@ class Probed(ImuFilter):
         c.seconds.append((view.stamp_ns - self._begin) / 1e9)
         c.error.append(found.log - math.log(fit.scale))
         c.sigma.append(found.sigma)
-        up = self.newest.up_local @ truth_up(truth, paths)
-        c.tilt.append(math.acos(min(up, 1.0)))
-        c.tilt_sigma.append(self.newest.tilt_sigma)
 
-
-def truth_up(true: Array, path: Array) -> Array:
-    """Returns the room's up in the frame of the path, by all its poses."""
-    return np.asarray(mean_rotation(path, true) @ [0.0, 0.0, 1.0])
+    def _follow(self, view: View, T_local_camera: Array) -> None:
+        """Compares up with the truth, which the newest poses together give."""
+        known, start = self.estimate(), time.perf_counter()
+        metres = None if known is None else math.exp(known.log)
+        found = self._gravity.follow(view.stamp_ns, view.imu, T_local_camera, metres)
+        self._course.up_cost_s.append(time.perf_counter() - start)
+        self._poses.append((T_local_camera, self._true[view.stamp_ns]))
+        if found is None:
+            return
+        path, true = (np.stack(poses) for poses in zip(*self._poses, strict=True))
+        up = mean_rotation(path, true) @ [0.0, 0.0, 1.0]
+        c = self._course
+        c.up_seconds.append((view.stamp_ns - self._begin) / 1e9)
+        c.tilt.append(math.acos(min(float(found.up_local @ up), 1.0)))
+        c.tilt_sigma.append(found.sigma)
 
 
 def stamps_of(count: int) -> Array:
@@ -134,10 +150,9 @@ def disturbed(T: Array, noise: PoseNoise, seed: int) -> Array:
     return out
 
 
-def poses_course(T: Array, seed: int, noise: PoseNoise, chip: ImuNoise) -> Course:
-    """Runs the estimator alone along a walk [N, 4, 4]."""
-    at, course = stamps_of(len(T)), Course()
-    imu = imu_samples(T, at, T_camera_imu=MOUNT, noise=chip, seed=seed)
+def poses_course(T: Array, at: Array, imu: ImuSamples, noise: PoseNoise, seed: int) -> Course:
+    """Runs the estimators alone along a walk [N, 4, 4] with stamps [N]."""
+    course = Course()
     filter = Probed(dict(zip(at.tolist(), T, strict=True)), course)
     image = np.zeros((1, 1, 3), np.uint8)
     stretches: list[ImuStretch | None] = [None, *imu.stretches(at)]
@@ -189,20 +204,33 @@ def figures(courses: Sequence[Course]) -> dict[str, Any]:
         out[f"{after} s"] = {
             "known": len(found),
             "error_median": 100 * float(np.median(np.abs(error))),
-            "error_mean": 100 * float(np.mean(error)),
+            "errors": [round(100 * float(e), 3) for e in error],
+            "sigmas": [round(100 * float(e), 3) for e in sigma],
             "error_largest": 100 * float(np.abs(error).max()),
             "sigma": 100 * float(np.median(sigma)),
             "nees": float(np.mean((error / sigma) ** 2)),
-            "tilt_deg": math.degrees(np.median([c.tilt[i] for c, i in found])),
-            "tilt_largest_deg": math.degrees(max(c.tilt[i] for c, i in found)),
-            "tilt_nees": float(
-                np.mean([(c.tilt[i] / c.tilt_sigma[i]) ** 2 / 2 for c, i in found])
-            ),
-        }
+        } | tilts(courses, after)
     cost = np.concatenate([c.cost_s for c in courses])
     out["cost_ms"] = 1e3 * float(cost.mean())
     out["cost_largest_ms"] = 1e3 * float(cost.max())
+    out["up_cost_ms"] = 1e3 * float(np.mean(np.concatenate([c.up_cost_s for c in courses])))
     return out
+
+
+def tilts(courses: Sequence[Course], after: float) -> dict[str, float]:
+    """Returns errors of up in degrees within the last second of a time."""
+    error, sigma = (
+        np.array([
+            value for c in courses for t, value in zip(c.up_seconds, getattr(c, name), strict=True)
+            if after - 1 < t <= after + 0.05
+        ]) for name in ("tilt", "tilt_sigma")
+    )  # fmt: skip
+    return {
+        "tilt_deg": math.degrees(np.median(error)),
+        "tilt_95_deg": math.degrees(np.percentile(error, 95)),
+        "tilt_sigma_deg": math.degrees(np.median(sigma)),
+        "tilt_nees": float(np.mean((error / sigma) ** 2) / 2),
+    }
 
 
 def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -215,11 +243,54 @@ def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             yield {"walk": walk, "runs": options.runs} | figures(courses)
             continue
         ways = [make_walk(make_room(seed), walk, count, seed) for seed in seeds]
+        at = stamps_of(count)
+        imus = [
+            imu_samples(T, at, T_camera_imu=MOUNT, noise=CHIP, seed=seed)
+            for T, seed in zip(ways, seeds, strict=True)
+        ]
         for name, noise in POSES.items():
             courses = [
-                poses_course(T, seed, noise, CHIP) for T, seed in zip(ways, seeds, strict=True)
+                poses_course(T, at, imu, noise, seed)
+                for T, imu, seed in zip(ways, imus, seeds, strict=True)
             ]
             yield {"walk": walk, "poses": name, "runs": options.runs} | figures(courses)
+
+
+def euroc(folder: Path) -> tuple[Array, Array, ImuSamples]:
+    """Returns true poses [N, 4, 4] of camera 0 at its frames, their stamps [N] and the IMU's
+    samples, of a recording in EuRoC's layout."""
+    data = folder / "mav0"
+    stamps = numbers(data / "cam0/data.csv", np.int64)
+    times = numbers(data / "state_groundtruth_estimate0/data.csv", np.int64)
+    true = np.loadtxt(data / "state_groundtruth_estimate0/data.csv", delimiter=",")
+    mount = yaml.safe_load((data / "cam0/sensor.yaml").read_text())["T_BS"]["data"]
+    T_body_camera = np.array(mount, float).reshape(4, 4)
+    stamps = stamps[(stamps >= times[0]) & (stamps <= times[-1])]
+    since, at = (times - times[0]) / 1e9, (stamps - times[0]) / 1e9
+    T = np.tile(np.eye(4), (len(stamps), 1, 1))
+    turns = Rotation.from_quat(true[:, [5, 6, 7, 4]])  # w is the first in the file
+    T[:, :3, :3] = Slerp(since, turns)(at).as_matrix()
+    T[:, :3, 3] = np.column_stack([np.interp(at, since, axis) for axis in true[:, 1:4].T])
+    samples = np.loadtxt(data / "imu0/data.csv", delimiter=",")
+    unknown = np.full((len(samples), 3), np.nan)
+    imu = ImuSamples(
+        numbers(data / "imu0/data.csv", np.int64), samples[:, 1:4], samples[:, 4:7],
+        unknown, unknown, invert_pose(T_body_camera),
+    )  # fmt: skip
+    return T @ T_body_camera, stamps, imu
+
+
+def numbers(file: Path, kind: type) -> Array:
+    """Returns the first column of a table; stamps do not fit into a float."""
+    return np.loadtxt(file, kind, delimiter=",", usecols=0)
+
+
+def euroc_rows(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yields a row per noise that is added to the true poses."""
+    T, at, imu = euroc(folder)
+    for name, noise in POSES.items():
+        course = poses_course(T, at, imu, noise, 0)
+        yield {"walk": folder.name, "poses": name, "runs": 1} | figures([course])
 
 
 def show(row: dict[str, Any]) -> None:
@@ -227,7 +298,7 @@ def show(row: dict[str, Any]) -> None:
     head = f"{row['walk']} | {row.get('poses', '')} | {row['known_s']:.1f}"
     cells = [
         f"{v['error_median']:.2f}, {v['error_largest']:.2f} / {v['sigma']:.2f} / {v['nees']:.1f} "
-        f"/ {v['tilt_deg']:.2f} / {v['tilt_nees']:.1f} ({v['known']})"
+        f"/ {v['tilt_deg']:.2f}, {v['tilt_95_deg']:.2f} / {v['tilt_nees']:.1f} ({v['known']})"
         for k, v in row.items() if k.endswith(" s")
     ]  # fmt: skip
     print(f"| {head} | {' | '.join(cells)} | {row['cost_ms']:.1f}, {row['cost_largest_ms']:.0f} |",
@@ -242,9 +313,10 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--walks", nargs="+", default=WALKS)
     parser.add_argument("--out", type=Path, help="write JSON")
+    parser.add_argument("--euroc", type=Path, help="a recording's folder, instead of walks")
     options = parser.parse_args(arguments)
     found = []
-    for row in rows(options):
+    for row in euroc_rows(options.euroc) if options.euroc else rows(options):
         show(row)
         found.append(row)
     results_file.write(options.out, {"rows": found}, "cpu")

@@ -37,14 +37,14 @@ def test_up_is_known_to_a_degree_in_seconds_with_metres(kind):
 
 @pytest.mark.parametrize("kind", ["carried", "drone", "handheld"])
 def test_without_metres_up_needs_longer(kind):
-    for seed in range(3):
+    for seed in range(2):
         walk = InertialWalk(kind, seed, 20, noise=CALIBRATED)
         found = followed(walk, filter=GravityFilter(CALIBRATED))
         assert tilt_deg(walk, found[50]) < 4 * np.degrees(found[50].sigma) < 10
         assert tilt_deg(walk, found[-1]) < 1.0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("metres", [None, 1 / UNIT])
 @pytest.mark.parametrize("kind", ["carried", "handheld", "still"])
 def test_the_stated_deviation_is_honest(kind, metres):
