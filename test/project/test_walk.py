@@ -16,7 +16,7 @@ def said(*arguments):
 
 # Most functions, files and changes of the file. Fewer is better: lower them when you can, and
 # raise one only for what is worth it to the next reader.
-MOST = {"live": (735, 75, 690), "replay": (675, 84, 740)}  # what a thread does varies
+MOST = {"live": (755, 80, 690), "replay": (735, 90, 740)}  # what a thread does varies
 MOST_FORWARDERS = 14
 
 
