@@ -13,6 +13,7 @@ import numpy as np
 
 from da3_ros.inertial.noise import GRAVITY, TURN_DRIFT, ImuNoise
 from da3_ros.inertial.preintegration import Preintegrated, preintegrate
+from da3_ros.inertial.samples import usable
 from da3_ros.types import Array, ImuStretch
 
 LEAST_POSITION_M, MOST_POSITION_M = 0.002, 0.1  # standard deviations of a camera's position
@@ -85,7 +86,7 @@ class GravityFilter:
         """
         last, self._last = self._last, (stamp_ns, T_local_camera)
         follows = stretch is not None and last is not None and stretch.stamps_ns[0] == last[0]
-        if last is None or stretch is None or not follows or not _finite(stretch):
+        if last is None or stretch is None or not follows or not usable(stretch):
             self._interrupt(last, stamp_ns)
             return self._estimate()
         moved = preintegrate(stretch, self.noise)
@@ -199,10 +200,6 @@ class GravityFilter:
         across = _AXES - np.outer(up, up)
         covariance = across @ self._P[_G, _G] @ across / length**2
         return GravityEstimate(up, covariance, self._x[_B].copy())
-
-
-def _finite(stretch: ImuStretch) -> bool:
-    return bool(np.isfinite(stretch.gyro).all() and np.isfinite(stretch.acceleration).all())
 
 
 def _white(R: Array, moved: Preintegrated) -> Array:

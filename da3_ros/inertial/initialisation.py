@@ -29,6 +29,7 @@ from da3_ros.types import Array
 
 MIN_EQUATIONS = 8  # so that each half has more equations than unknowns
 STEPS = 15  # of Gauss-Newton, at most
+LONGEST_STEP = 0.7  # of log scale, and of gravity in rad
 CONVERGED = 0.03  # step of the scale in its standard deviations
 HELD_STEPS = 3  # the first ones, which correct gravity and bias for the scale of the start
 LEAST_ROTATION = 2e-4  # smallest standard deviation of a camera's rotation, rad
@@ -298,57 +299,88 @@ class _Solution:
 
     @staticmethod
     def to(equations: _Equations, noise: ImuNoise) -> _Solution | None:
-        """Solves from a linear start by Gauss-Newton; None for a camera that never moved.
-
-        The noise of the positions is that with which the residuals are as large as they are.
-        """
-        q = equations
-        start = _linear_start(q)
+        """Solves from a linear start by Gauss-Newton; None for a camera that never moved."""
+        start = _linear_start(equations)
         if start is None:
             return None
-        log_units, gravity = start
-        bias, freedom = np.zeros(3), q.seen.size - 6.0
-        position = q.extent
+        state = _State(*start, np.zeros(3), equations.extent, equations.seen.size - 6.0)
         prior = np.diag([0.0] * 3 + [1 / max(noise.acceleration_bias, 1e-6) ** 2] * 3)
         for number in range(STEPS):
-            units, predicted = math.exp(log_units), q.predicted(gravity, bias)
-            rest = (q.seen - units * predicted).reshape(-1)
-            position, half = _position_sigma(q, rest, units, position, freedom)
-            J = units * np.concatenate((
-                predicted[:, :, None],
-                q.seconds[:, None, None] * (GRAVITY * _tangent(gravity)),
-                q.by_bias,
-            ), axis=2).reshape(-1, 6)  # fmt: skip
-            J, rest = (solve_triangular(half, a, lower=True) for a in (J, rest))
-            noisy = units**2 * float(np.trace(cho_solve((half, True), q.imu)))
-            known = J.T @ J
+            terms = _Terms.at(equations, state)
+            known = terms.J.T @ terms.J
             held = np.diag([1e12 if number < HELD_STEPS else 0.0] + [0.0] * 5)
             covariance = np.linalg.inv(known + prior + held)
-            gradient = J.T @ rest - prior @ np.concatenate((np.zeros(3), bias))
-            gradient[0] += noisy  # of the IMU's noise in J, which the residual has too
-            freedom = q.seen.size - float(np.trace(covariance @ known))
+            gradient = terms.J.T @ terms.rest - prior[:, 3:] @ state.bias
+            gradient[0] += terms.imu_noise  # of the IMU's noise in J, which the residual has too
+            freedom = equations.seen.size - float(np.trace(covariance @ known))
             step = covariance @ gradient
             converged = abs(step[0]) < CONVERGED * math.sqrt(covariance[0, 0])
             if converged and number >= HELD_STEPS:
                 break
-            step *= min(1.0, 0.7 / max(abs(step[0]), np.abs(step[1:3]).max(), 1e-12))
-            log_units += float(step[0])
-            gravity = gravity + GRAVITY * _tangent(gravity) @ step[1:3]
-            gravity = gravity * (GRAVITY / np.linalg.norm(gravity))
-            bias = bias + step[3:]
-        seen = solve_triangular(half, q.seen.reshape(-1), lower=True)
+            state = state.moved(step, terms.position_sigma, freedom)
         return _Solution(
-            log_units,
+            state.log_units,
             math.sqrt(covariance[0, 0]),
-            gravity,
+            state.gravity,
             math.sqrt(covariance[1, 1] / 2 + covariance[2, 2] / 2),
-            bias,
-            position,
-            math.sqrt(3 * float(np.mean((predicted / q.seconds[:, None]) ** 2))),
-            noisy * float(covariance[0, 0]),
-            float(rest @ rest) / max(float(seen @ seen), 1e-12),
+            state.bias,
+            terms.position_sigma,
+            terms.acceleration,
+            terms.imu_noise * float(covariance[0, 0]),
+            float(terms.rest @ terms.rest) / max(float(terms.seen @ terms.seen), 1e-12),
             converged,
         )
+
+
+@dataclass(frozen=True, eq=False)
+class _State:
+    """The unknowns, between two steps."""
+
+    log_units: float
+    gravity: Array  # [3] m/s^2
+    bias: Array  # [3] m/s^2
+    position_sigma: float  # units of the path
+    freedom: float  # equations less the unknowns that they determine
+
+    def moved(self, step: Array, position_sigma: float, freedom: float) -> _State:
+        """Returns the state after a step [6], which is shortened if it is large."""
+        step = step * min(1.0, LONGEST_STEP / max(float(np.abs(step[:3]).max()), 1e-12))
+        gravity = self.gravity + GRAVITY * _tangent(self.gravity) @ step[1:3]
+        return _State(
+            self.log_units + float(step[0]),
+            gravity * (GRAVITY / np.linalg.norm(gravity)),
+            self.bias + step[3:],
+            position_sigma,
+            freedom,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Terms:
+    """Linearized equations, whitened: residuals and derivatives of unit variance.
+
+    The noise of the positions is that with which the residuals are as large as they are.
+    """
+
+    rest: Array  # [3 E]
+    J: Array  # [3 E, 6] by log units, two rotations of gravity, and the bias
+    seen: Array  # [3 E]
+    imu_noise: float  # expected square of the IMU's noise in the first column of J
+    position_sigma: float  # units of the path
+    acceleration: float  # RMS by the IMU, m/s^2
+
+    @staticmethod
+    def at(q: _Equations, state: _State) -> _Terms:
+        units, predicted = math.exp(state.log_units), q.predicted(state.gravity, state.bias)
+        rest = (q.seen - units * predicted).reshape(-1)
+        by_gravity = q.seconds[:, None, None] * (GRAVITY * _tangent(state.gravity))
+        J = units * np.concatenate((predicted[:, :, None], by_gravity, q.by_bias), axis=2)
+        sigma, half = _position_sigma(q, rest, units, state)
+        white, seen = (solve_triangular(half, a, lower=True) for a in (rest, q.seen.ravel()))
+        J = solve_triangular(half, J.reshape(-1, 6), lower=True)
+        acceleration = math.sqrt(3 * float(np.mean((predicted / q.seconds[:, None]) ** 2)))
+        imu_noise = units**2 * float(np.trace(cho_solve((half, True), q.imu)))
+        return _Terms(white, J, seen, imu_noise, sigma, acceleration)
 
 
 def _linear_start(q: _Equations) -> tuple[float, Array] | None:
@@ -369,16 +401,16 @@ def _linear_start(q: _Equations) -> tuple[float, Array] | None:
 
 
 def _position_sigma(
-    q: _Equations, rest: Array, units: float, start: float, freedom: float
+    q: _Equations, rest: Array, units: float, state: _State
 ) -> tuple[float, Array]:
-    """Returns a standard deviation of positions that explains residuals [3 E] better than
-    ``start``, and the lower Cholesky factor of their covariance."""
+    """Returns a standard deviation of positions that explains residuals [3 E] better than that of
+    the state, and the lower Cholesky factor of their covariance."""
     camera, imu = np.kron(q.camera, np.eye(3)), units**2 * q.imu
-    sigma, least = start, LEAST_POSITION * q.extent + 1e-12
+    sigma, least = state.position_sigma, LEAST_POSITION * q.extent + 1e-12
     for _ in range(3):
         half = np.linalg.cholesky(sigma**2 * camera + imu)
         whitened = solve_triangular(half, rest, lower=True)
-        ratio = float(whitened @ whitened) / max(freedom, 1.0)
+        ratio = float(whitened @ whitened) / max(state.freedom, 1.0)
         if abs(ratio - 1) < 0.02:
             break
         sigma = max(sigma * ratio**0.5, least)

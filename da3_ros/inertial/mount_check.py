@@ -10,6 +10,7 @@ import numpy as np
 from scipy.spatial.transform import Rotation
 
 from da3_ros.inertial.noise import GRAVITY
+from da3_ros.inertial.samples import is_saturated
 from da3_ros.types import Array, ImuStretch
 
 PAIRS = 150  # newest rotations between frames that are compared
@@ -20,6 +21,7 @@ LEAST_TURN = 0.1  # RMS of the camera's rate, rad/s
 EXPLAINED = 0.5  # least share of the camera's rotation that a sound IMU measures
 WRONG_ANGLE = math.radians(20)
 SURE = 25.0  # in residuals' variances
+MOST_SATURATED = 0.05  # share of the stretches
 MOST_OFFSET_SIGMA_S = 0.01
 DEGREES = math.degrees(1)
 # Axes of a body (x ahead, y left, z up) in optical axes.
@@ -83,7 +85,7 @@ class MountCheck:
             self._solve()
 
     def _solve(self) -> None:
-        self.fault = self._force_fault()
+        self.fault = self._sample_fault()
         match = self._match()
         if match is None:
             return
@@ -92,8 +94,14 @@ class MountCheck:
         if sure:
             self.time_offset_s = match.offset
 
-    def _force_fault(self) -> str:
-        """Returns what is wrong with the length of the mean force, or an empty text."""
+    def _sample_fault(self) -> str:
+        """Returns what is wrong with ranges and units of the samples, or an empty text."""
+        saturated = np.mean([is_saturated(s) for s, _ in self._pairs])
+        if saturated > MOST_SATURATED:
+            return (
+                f"the IMU is at the limit of its range in {100 * saturated:.0f} % of the frames: "
+                "set a larger range in its driver, or damp vibrations"
+            )
         force = np.mean([s.acceleration.mean(axis=0) for s, _ in self._pairs], axis=0)
         lengths = [float(np.linalg.norm(s.acceleration.mean(axis=0))) for s, _ in self._pairs]
         length = float(np.median(lengths))

@@ -12,6 +12,7 @@ import numpy as np
 from da3_ros.inertial.initialisation import InertialEstimate, PathPose, estimate
 from da3_ros.inertial.noise import ImuNoise
 from da3_ros.inertial.preintegration import Preintegrated, preintegrate
+from da3_ros.inertial.samples import usable
 from da3_ros.scale_sources.estimates import FLOOR, Estimate, MeasurementFilter
 from da3_ros.scale_sources.interface import ScaleSource
 from da3_ros.types import Array, ImuStretch, ScaleMeasurement, View, Window, WindowEstimate
@@ -75,7 +76,7 @@ class ImuFilter(MeasurementFilter):
     def _move(self, stretch: ImuStretch | None, last_ns: int) -> None:
         """Adds a stretch to what was measured since the last keyframe. A gap makes the motion up
         to the next keyframe unknown."""
-        if stretch is None or stretch.stamps_ns[0] != last_ns or not _is_finite(stretch):
+        if stretch is None or stretch.stamps_ns[0] != last_ns or not usable(stretch):
             self._since = None
             return
         self._t_camera_imu = stretch.t_camera_imu
@@ -118,10 +119,6 @@ class ImuFilter(MeasurementFilter):
         if self._best is None or self._last_ns is None:
             return self._best
         return self._aged(self._best, self._last_ns)
-
-
-def _is_finite(stretch: ImuStretch) -> bool:
-    return bool(np.isfinite(stretch.gyro).all() and np.isfinite(stretch.acceleration).all())
 
 
 class ImuMotion(ScaleSource):

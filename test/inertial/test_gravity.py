@@ -96,9 +96,13 @@ def test_in_another_frame_only_the_bias_stays_known():
     assert np.degrees(np.arccos(found[20].up_local @ up)) < 0.7
 
 
-def test_samples_that_are_not_finite_are_a_gap():
+@pytest.mark.parametrize("bad", [np.nan, 1e30, slice(3)])
+def test_samples_that_cannot_be_are_a_gap(bad):
     walk = InertialWalk("carried", 3, 6)
-    walk.stretches[30].acceleration[3] = np.nan
+    if isinstance(bad, slice):  # at the limit of the range
+        walk.stretches[30].acceleration[bad] = 156.9
+    else:
+        walk.stretches[30].acceleration[3] = bad
     found = followed(walk, 1 / UNIT)
     assert np.isfinite(found[-1].up_local).all()
     assert tilt_deg(walk, found[-1]) < 1.0

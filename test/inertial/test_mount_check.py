@@ -85,3 +85,17 @@ def test_gaps_are_left_out():
             stretch = walk.stretches[i - 1] if i else None
             check.add(int(walk.at[i]), stretch, walk.poses[i, :3, :3])
     assert check.time_offset_s.seconds == pytest.approx(0.05, abs=0.01)
+
+
+def test_samples_at_the_limit_of_the_range_are_named():
+    walk = InertialWalk("carried", 3, 6, limits=(np.inf, 9.0))
+    assert checked(walk).fault == ""  # as far as anyone can tell: no sensor ends at 9 m/s^2
+    fast = InertialWalk("carried", 3, 6, poses=steep(walk.true), limits=(np.inf, 19.6))
+    assert "at the limit of its range in" in checked(fast).fault
+
+
+def steep(T):
+    """The walk with a camera that is shaken up and down."""
+    out = T.copy()
+    out[::4, 2, 3] += 0.15
+    return out
