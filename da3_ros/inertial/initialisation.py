@@ -303,10 +303,10 @@ class _Solution:
         start = _linear_start(equations)
         if start is None:
             return None
-        state = _State(*start, np.zeros(3), equations.extent, equations.seen.size - 6.0)
+        state = _Unknowns(*start, np.zeros(3), equations.extent, equations.seen.size - 6.0)
         prior = np.diag([0.0] * 3 + [1 / max(noise.acceleration_bias, 1e-6) ** 2] * 3)
         for number in range(STEPS):
-            terms = _Terms.at(equations, state)
+            terms = _WhiteTerms.at(equations, state)
             known = terms.J.T @ terms.J
             held = np.diag([1e12 if number < HELD_STEPS else 0.0] + [0.0] * 5)
             covariance = np.linalg.inv(known + prior + held)
@@ -333,7 +333,7 @@ class _Solution:
 
 
 @dataclass(frozen=True, eq=False)
-class _State:
+class _Unknowns:
     """The unknowns, between two steps."""
 
     log_units: float
@@ -342,11 +342,11 @@ class _State:
     position_sigma: float  # units of the path
     freedom: float  # equations less the unknowns that they determine
 
-    def moved(self, step: Array, position_sigma: float, freedom: float) -> _State:
+    def moved(self, step: Array, position_sigma: float, freedom: float) -> _Unknowns:
         """Returns the state after a step [6], which is shortened if it is large."""
         step = step * min(1.0, LONGEST_STEP / max(float(np.abs(step[:3]).max()), 1e-12))
         gravity = self.gravity + GRAVITY * _tangent(self.gravity) @ step[1:3]
-        return _State(
+        return _Unknowns(
             self.log_units + float(step[0]),
             gravity * (GRAVITY / np.linalg.norm(gravity)),
             self.bias + step[3:],
@@ -356,7 +356,7 @@ class _State:
 
 
 @dataclass(frozen=True, eq=False)
-class _Terms:
+class _WhiteTerms:
     """Linearized equations, whitened: residuals and derivatives of unit variance.
 
     The noise of the positions is that with which the residuals are as large as they are.
@@ -370,7 +370,7 @@ class _Terms:
     acceleration: float  # RMS by the IMU, m/s^2
 
     @staticmethod
-    def at(q: _Equations, state: _State) -> _Terms:
+    def at(q: _Equations, state: _Unknowns) -> _WhiteTerms:
         units, predicted = math.exp(state.log_units), q.predicted(state.gravity, state.bias)
         rest = (q.seen - units * predicted).reshape(-1)
         by_gravity = q.seconds[:, None, None] * (GRAVITY * _tangent(state.gravity))
@@ -380,7 +380,7 @@ class _Terms:
         J = solve_triangular(half, J.reshape(-1, 6), lower=True)
         acceleration = math.sqrt(3 * float(np.mean((predicted / q.seconds[:, None]) ** 2)))
         imu_noise = units**2 * float(np.trace(cho_solve((half, True), q.imu)))
-        return _Terms(white, J, seen, imu_noise, sigma, acceleration)
+        return _WhiteTerms(white, J, seen, imu_noise, sigma, acceleration)
 
 
 def _linear_start(q: _Equations) -> tuple[float, Array] | None:
@@ -401,7 +401,7 @@ def _linear_start(q: _Equations) -> tuple[float, Array] | None:
 
 
 def _position_sigma(
-    q: _Equations, rest: Array, units: float, state: _State
+    q: _Equations, rest: Array, units: float, state: _Unknowns
 ) -> tuple[float, Array]:
     """Returns a standard deviation of positions that explains residuals [3 E] better than that of
     the state, and the lower Cholesky factor of their covariance."""
