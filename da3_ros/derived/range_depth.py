@@ -101,7 +101,7 @@ def _between(
     smooth = ~_edges(level, between | before.measured, SIGMA_EDGE_PX).ravel()[at]
     share = np.where(smooth, near / (1 + near), 0)
     after = _predicted_sigma(corrections, returns, log)
-    sigma.ravel()[at] = np.hypot((1 - share) * sigma.ravel()[at], share * after)
+    sigma.ravel()[at] = np.sqrt((1 - share) * sigma.ravel()[at] ** 2 + share * after**2)
     return DenseDepth(depth, sigma, before.measured.copy())
 
 
