@@ -123,36 +123,41 @@ class RangeSensors:
     def at(self, frame: Frame) -> RangeReturns | None:
         """Returns what the sensors measured around a frame, from its camera; None: nothing."""
         self.feed(frame.stamp_ns)
-        points: list[FloatImage] = []
-        cones: list[RangeCone] = []
-        for topic, history in self.topics.items():
-            try:
-                scan = history.nearest(frame.stamp_ns)
-                if scan is None:
-                    self._drop(topic, "late", _why_late(history, frame.stamp_ns))
-                    continue
-                if scan.note:
-                    self._warn(f"{topic}: {scan.note}", every_s=WARNING_PERIOD_S)
-                if not len(scan.points):
-                    continue  # nothing is in reach
-                found = self._seen(scan, frame)
-            except RangeError as error:
-                self._drop(topic, "unreadable", f"a message is not used: {error}")
-                continue
-            except TransformError as error:
-                self._drop(topic, "no_transform", f"where its returns are is unknown: {error}")
-                continue
-            if not len(found.points) and not found.cones:
-                self._drop(topic, "unseen", "none of its returns is in the image")
-            points.append(found.points)
-            cones += found.cones
-            self.age_s = (frame.stamp_ns - scan.stamp_ns) / 1e9
+        found = [r for topic in self.topics if (r := self._of_topic(topic, frame)) is not None]
+        points = [r.points for r in found]
         kept = _evenly(np.concatenate(points)) if points else np.zeros((0, 3), np.float32)
+        cones = tuple(cone for r in found for cone in r.cones)
         self.returns = len(kept) + len(cones)
         self.counts["frames_with_returns"] += self.returns > 0
-        return RangeReturns(kept, tuple(cones)) if self.returns else None
+        return RangeReturns(kept, cones) if self.returns else None
+
+    def _of_topic(self, topic: str, frame: Frame) -> RangeReturns | None:
+        """Returns what a topic's nearest message says; None, counted and warned of, for none."""
+        history = self.topics[topic]
+        try:
+            scan = history.nearest(frame.stamp_ns)
+            if scan is None:
+                self._drop(topic, "late", _why_late(history, frame.stamp_ns))
+                return None
+            if scan.note:
+                self._warn(f"{topic}: {scan.note}", every_s=WARNING_PERIOD_S)
+            if not len(scan.points):
+                return None  # nothing is in reach
+            found = self._seen(scan, frame)
+        except RangeError as error:
+            self._drop(topic, "unreadable", f"a message is not used: {error}")
+            return None
+        except TransformError as error:
+            self._drop(topic, "no_transform", f"where its returns are is unknown: {error}")
+            return None
+        self.age_s = (frame.stamp_ns - scan.stamp_ns) / 1e9
+        if not len(found.points) and not found.cones:
+            self._drop(topic, "unseen", "none of its returns is in the image")
+            return None
+        return found
 
     def _drop(self, topic: str, cause: str, text: str) -> None:
+        """Counts a message that gives nothing, and warns of it."""
         self.counts[f"ranges_{cause}"] += 1
         self._warn(f"no returns of {topic}: {text}", every_s=WARNING_PERIOD_S)
 
