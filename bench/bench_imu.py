@@ -77,7 +77,7 @@ class Course:
     seconds: list[float] = field(default_factory=list)
     error: list[float] = field(default_factory=list)  # of the log scale
     sigma: list[float] = field(default_factory=list)
-    cost_s: list[float] = field(default_factory=list)  # of each frame
+    cost_s: list[float] = field(default_factory=list)  # of each frame, of one core
     up_seconds: list[float] = field(default_factory=list)  # of each frame
     tilt: list[float] = field(default_factory=list)  # error of up, rad
     tilt_sigma: list[float] = field(default_factory=list)
@@ -100,9 +100,9 @@ class Probed(ImuFilter):
         self._poses: deque[tuple[Array, Array]] = deque(maxlen=20)  # newest: path, truth
 
     def add_motion(self, view: View, T_local_camera: Array, depth: float) -> None:
-        before, start = self.newest, time.perf_counter()
+        before, start = self.newest, time.process_time()
         super().add_motion(view, T_local_camera, depth)
-        self._course.cost_s.append(time.perf_counter() - start)
+        self._course.cost_s.append(time.process_time() - start)
         self._follow(view, T_local_camera)
         found = self.estimate()
         if self.newest is before or self.newest is None or found is None:
@@ -117,10 +117,10 @@ class Probed(ImuFilter):
 
     def _follow(self, view: View, T_local_camera: Array) -> None:
         """Compares up with the truth, which the newest poses together give."""
-        known, start = self.estimate(), time.perf_counter()
+        known, start = self.estimate(), time.process_time()
         metres = None if known is None else math.exp(known.log)
         found = self._gravity.follow(view.stamp_ns, view.imu, T_local_camera, metres)
-        self._course.up_cost_s.append(time.perf_counter() - start)
+        self._course.up_cost_s.append(time.process_time() - start)
         self._poses.append((T_local_camera, self._true[view.stamp_ns]))
         if found is None:
             return

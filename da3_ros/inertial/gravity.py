@@ -24,6 +24,7 @@ SPEED = 2.0  # of a camera whose motion is unknown, m/s
 SPEED_CHANGE, CHANGE_S = 0.7, 2.0  # without metres: change of the velocity, m/s, and its duration
 STANDING = 0.02  # velocity of a camera that stands, m/s
 SCALE_SIGMA = 0.02  # relative, of a known scale
+MOST_CORRECTION = 0.1  # of a scale, relative, beyond which motion begins anew
 LENGTH_SIGMA = 0.03  # of gravity, m/s^2
 MEMORY = 0.05  # share of the newest frame in the noise that is learned
 # State: position and velocity of the IMU in ``local``, metres; gravity in ``local``; bias of the
@@ -96,8 +97,10 @@ class GravityFilter:
         arm = stretch.t_camera_imu
         if not self._known:
             self._begin(R @ moved.velocity / moved.seconds)
-        if not self._moving or self._metres != metres_per_unit:
+        if not self._moving or _differs(self._metres, metres_per_unit):
             self._begin_motion(before, metres_per_unit, arm)
+        elif self._metres is not None and metres_per_unit is not None:
+            self._correct_scale(before, metres_per_unit)
         self._predict(R, moved, float(np.linalg.norm(after[:3, 3] - before[:3, 3])))
         if still:
             self._stay(STANDING**2)
@@ -129,6 +132,11 @@ class GravityFilter:
         if metres is not None:
             self._x[_S] = metres
             self._forget(slice(_S, _S + 1), np.array([[(SCALE_SIGMA * metres) ** 2]]))
+
+    def _correct_scale(self, before: Array, metres: float) -> None:
+        """Takes over a slightly different scale: the positions so far are longer by that."""
+        self._x[_P] += (metres - self._x[_S]) * (before[:3, 3] - self._origin)
+        self._x[_S] = self._metres = metres
 
     def _forget(self, which: slice, covariance: Array) -> None:
         """Makes a part of the state independent of the others."""
@@ -200,6 +208,13 @@ class GravityFilter:
         across = _AXES - np.outer(up, up)
         covariance = across @ self._P[_G, _G] @ across / length**2
         return GravityEstimate(up, covariance, self._x[_B].copy())
+
+
+def _differs(before: float | None, metres: float | None) -> bool:
+    """Whether a scale is so different that it is another one."""
+    if before is None or metres is None:
+        return before is not metres
+    return abs(metres / before - 1) > MOST_CORRECTION
 
 
 def _white(R: Array, moved: Preintegrated) -> Array:

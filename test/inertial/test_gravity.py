@@ -96,6 +96,16 @@ def test_in_another_frame_only_the_bias_stays_known():
     assert np.degrees(np.arccos(found[20].up_local @ up)) < 0.7
 
 
+def test_a_scale_that_is_corrected_frame_by_frame_costs_nothing():
+    walk, filter = InertialWalk("carried", 3, 10), GravityFilter()
+    for i, stamp in enumerate(walk.at):
+        metres = (1 + 0.02 * np.sin(i)) / UNIT
+        stretch = walk.stretches[i - 1] if i else None
+        found = filter.follow(int(stamp), stretch, walk.poses[i], metres)
+    assert found.sigma < np.radians(0.3)
+    assert tilt_deg(walk, found) < 0.6
+
+
 @pytest.mark.parametrize("bad", [np.nan, 1e30, slice(3)])
 def test_samples_that_cannot_be_are_a_gap(bad):
     walk = InertialWalk("carried", 3, 6)

@@ -21,6 +21,7 @@ from da3_ros.scale_sources.interface import ScaleSource
 from da3_ros.sensors.frame_annotator import RigGeometry
 from da3_ros.sensors.transform_tree import TransformTree
 from da3_ros.synthetic import SyntheticCamera
+from da3_ros.synthetic.evaluation import trajectory_error
 from da3_ros.synthetic.rig import rig_mount
 from da3_ros.synthetic.truth import Noise, TruthSession
 from da3_ros.types import Frame, ScaleMeasurement
@@ -256,6 +257,36 @@ def test_a_toy_estimates_by_the_way_along_its_chain(walk, add):
     add(Turning)
     _, pairs = run_walk(walk)
     assert_metric(pairs, 20)
+
+
+@pytest.mark.slow
+def test_a_toy_gets_refined_poses_of_earlier_frames(add):
+    """They are nearer to the truth than those that were given first."""
+    camera = SyntheticCamera(42, (224, 168), walk="strafe", frames=12, rate_hz=3)
+    frames = list(camera)
+
+    class Path(MeasurementFilter):
+        given, refined = {}, {}
+
+        def add_motion(self, view, T_local_camera, depth):
+            self.given[view.id] = T_local_camera
+
+        def refine(self, poses):
+            self.refined.update(poses)
+
+    class Remembering(ScaleSource):
+        def estimator(self):
+            return Path()
+
+    add(Remembering)
+    noise = Noise(independent=0.01, rotation_deg=0.3, translation=0.01)
+    session = TruthSession(frames, seed=1, noise=noise)
+    run_walk((camera, frames), session, **{"refinement.enabled": True, "process_res": 224})
+    both = sorted(Path.given.keys() & Path.refined)
+    assert len(both) > 5
+    true = np.stack([frames[i].T_room_camera for i in both])
+    before, after = (np.stack([p[i] for i in both]) for p in (Path.given, Path.refined))
+    assert trajectory_error(after, true) < 0.7 * trajectory_error(before, true)
 
 
 @pytest.mark.slow
