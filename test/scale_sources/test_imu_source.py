@@ -7,7 +7,11 @@ import pytest
 from support.inertial import UNIT, InertialWalk
 from support.pipelines import SIZE, settings
 
+from da3_ros.inertial.gravity import GravityFilter
+from da3_ros.inertial.mount_check import MountCheck
+from da3_ros.inertial.stillness import Stillness
 from da3_ros.pipeline.pipeline import Pipeline
+from da3_ros.replay.object_state import load_state, save_state
 from da3_ros.scale_sources import scale_source
 from da3_ros.scale_sources.imu import MAX_KEYFRAMES, ImuFilter
 from da3_ros.synthetic import SyntheticCamera
@@ -111,3 +115,32 @@ def test_the_pipeline_publishes_metres_by_the_imu():
     assert len(metric) > 30
     for r, f in metric:
         assert np.nanmedian(r.depth_m / f.depth) == pytest.approx(1.0, rel=0.03)
+
+
+@pytest.mark.parametrize("make", [ImuFilter, GravityFilter, MountCheck, Stillness])
+def test_a_replay_that_is_continued_has_all_state(make, tmp_path):
+    walk = InertialWalk("carried", 3, 5, position_m=0.003)
+
+    def add(one, frames):
+        found = []
+        for i in frames:
+            stretch = walk.stretches[i - 1] if i else None
+            if make is ImuFilter:
+                follow(one, walk, [i])
+                found.append(one.estimate())
+            elif make is GravityFilter:
+                up = one.follow(int(walk.at[i]), stretch, walk.poses[i], 2.5)
+                found.append(None if up is None else up.up_local.tolist())
+            elif make is MountCheck:
+                one.add(int(walk.at[i]), stretch, walk.poses[i, :3, :3])
+                found.append((one.fault, one.time_offset_s))
+            else:
+                found.append(one.add(stretch))
+        return found
+
+    whole, first = make(), make()
+    before = add(whole, range(30)), add(first, range(30))
+    assert before[0] == before[1]
+    save_state(tmp_path / "state", {"one": first}, {})
+    again = load_state(tmp_path / "state", "one", make(), {})
+    assert add(again, range(30, 51)) == add(whole, range(30, 51))
