@@ -16,7 +16,7 @@ from da3_ros.types import Array, ImuStretch
 PAIRS = 150  # newest rotations between frames that are compared
 LEAST_PAIRS = 20
 SOLVED_EVERY = 10  # rotations
-SHIFTS_S = np.arange(-0.2, 0.2001, 0.005)  # time offsets that are tried
+SHIFTS_S = np.arange(-0.2, 0.2001, 0.01)  # time offsets that are tried
 LEAST_TURN = 0.1  # RMS of the camera's rate, rad/s
 EXPLAINED = 0.5  # least share of the camera's rotation that a sound IMU measures
 WRONG_ANGLE = math.radians(20)
@@ -50,7 +50,7 @@ class _Match:
 
 
 class MountCheck:
-    """Compares rotation rates of the newest frames; 3 ms of one core every tenth frame.
+    """Compares rotation rates of the newest frames; 8 ms of one core every tenth frame.
 
     ``fault``: what is wrong, in one line with the remedy, or an empty text. ``time_offset_s``:
     None until the motion shows it to 10 ms.
