@@ -92,8 +92,12 @@ class Course:
 class Probed(ImuFilter):
     """An ``ImuFilter`` whose estimates are compared with the true poses of its keyframes."""
 
-    def __init__(self, true: dict[int, Array], course: Course) -> None:
+    def __init__(
+        self, true: dict[int, Array], course: Course, metres: float | None = None
+    ) -> None:
+        """metres: per unit of the path; None: as a fit of its poses to the true ones says."""
         super().__init__()
+        self._metres = metres
         self._true, self._course = true, course
         self._begin = min(true)
         self._gravity = GravityFilter()
@@ -107,13 +111,16 @@ class Probed(ImuFilter):
         found = self.estimate()
         if self.newest is before or self.newest is None or found is None:
             return
-        paths = np.stack([k.T_local_camera for k in self._keyframes])
-        truth = np.stack([self._true[k.stamp_ns] for k in self._keyframes])
-        fit = Similarity.aligning(truth, paths)
+        metres = self._metres or self._fitted()
         c = self._course
         c.seconds.append((view.stamp_ns - self._begin) / 1e9)
-        c.error.append(found.log - math.log(fit.scale))
+        c.error.append(found.log - math.log(metres))
         c.sigma.append(found.sigma)
+
+    def _fitted(self) -> float:
+        paths = np.stack([k.T_local_camera for k in self._keyframes])
+        truth = np.stack([self._true[k.stamp_ns] for k in self._keyframes])
+        return Similarity.aligning(truth, paths).scale
 
     def _follow(self, view: View, T_local_camera: Array) -> None:
         """Compares up with the truth, which the newest poses together give."""
@@ -153,7 +160,7 @@ def disturbed(T: Array, noise: PoseNoise, seed: int) -> Array:
 def poses_course(T: Array, at: Array, imu: ImuSamples, noise: PoseNoise, seed: int) -> Course:
     """Runs the estimators alone along a walk [N, 4, 4] with stamps [N]."""
     course = Course()
-    filter = Probed(dict(zip(at.tolist(), T, strict=True)), course)
+    filter = Probed(dict(zip(at.tolist(), T, strict=True)), course, 1 / UNIT)
     image = np.zeros((1, 1, 3), np.uint8)
     stretches: list[ImuStretch | None] = [None, *imu.stretches(at)]
     for i, (pose, stretch) in enumerate(zip(disturbed(T, noise, seed), stretches, strict=True)):
