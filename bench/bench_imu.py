@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Scale and gravity from an IMU: errors, time until known, honesty, cost (docs/figures.md).
 
-Usage: bench_imu.py poses|truth|da3-tiny [--runs N] [--seconds N] [--walks ...] [--out FILE]
+Usage: bench_imu.py poses|truth|da3-tiny [--runs N] [--seconds N] [--walks ...] [--late S]
        bench_imu.py --euroc FOLDER
 
 The IMU is simulated along rendered walks, with a consumer chip's noise and biases. poses: the
@@ -252,7 +252,7 @@ def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         ways = [make_walk(make_room(seed), walk, count, seed) for seed in seeds]
         at = stamps_of(count)
         imus = [
-            imu_samples(T, at, T_camera_imu=MOUNT, noise=CHIP, seed=seed)
+            imu_samples(T, at, T_camera_imu=MOUNT, noise=CHIP, seed=seed, late_s=options.late)
             for T, seed in zip(ways, seeds, strict=True)
         ]
         for name, noise in POSES.items():
@@ -319,6 +319,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--walks", nargs="+", default=WALKS)
+    parser.add_argument("--late", type=float, default=0.0, help="delay of the IMU's stamps, s")
     parser.add_argument("--out", type=Path, help="write JSON")
     parser.add_argument("--euroc", type=Path, help="a recording's folder, instead of walks")
     options = parser.parse_args(arguments)
