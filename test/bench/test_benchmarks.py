@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from support import programs
-from support.cases import long_after
 
 # By progress, not by the clock: benchmarks take long on a loaded machine.
 pytestmark = [pytest.mark.process, pytest.mark.long, pytest.mark.timeout(0)]
@@ -381,8 +380,8 @@ def test_real_recordings_without_and_with_refinement(tmp_path, recordings):
     assert rows[3]["focal_px"][0] == pytest.approx(rows[3]["focal_px"][1])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("table", long_after(1, ["depth", "scale"]))
+@pytest.mark.long
+@pytest.mark.parametrize("table", ["depth", "scale"])
 def test_range_sensors_in_a_room(tmp_path, table):
     report, _ = run("bench_range.py", table, "--quick", tmp_path=tmp_path)
     if table == "depth":

@@ -60,8 +60,7 @@ def test_a_camera_that_only_turns_gets_measured_depth():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("values", [{"dense.enabled": False}, {"scale.source": "none"}])
-def test_returns_that_are_not_asked_for_or_without_a_scale_measure_nothing(values):
-    pipeline, _, measured = run(**values)
+def test_returns_measure_nothing_while_the_scale_is_unknown():
+    pipeline, _, measured = run(**{"scale.source": "none"})
     assert pipeline.scene_map.dense.so_far.measured == 0
     assert not any(one.dense for one in measured.values())
