@@ -7,7 +7,7 @@ Usage: bench_range.py TABLE [--seeds N ...] [--walks W ...] [--quick] [--out FIL
 degrees: frames until metres are known, errors of depth and of the way, and the latter over the
 stated deviation. ``depth``: RMSE of keyframes' depth in metres off (no returns) and on, with 64,
 500 and 5000 returns per frame, spread evenly over the image. ``mounts``: whether wrong mounts give
-metres.
+metres. ``cost``: CPU milliseconds of each step.
 """
 
 from __future__ import annotations
@@ -33,8 +33,14 @@ from da3_ros.derived import measuring
 from da3_ros.derived.range_depth import observed, with_returns
 from da3_ros.geometry.projection import backproject
 from da3_ros.inference import open_networks
+from da3_ros.messages import build
+from da3_ros.messages.build import RosbagsLibrary
+from da3_ros.messages.ranges import CLOUD, read_ranges
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.scale_sources import range as range_source
+from da3_ros.scale_sources.range import fit_ranges
+from da3_ros.sensors.range_returns import RangeSensors
+from da3_ros.sensors.transform_tree import TransformTree
 from da3_ros.synthetic import SyntheticCamera, SyntheticFrame
 from da3_ros.synthetic.evaluation import resize_nearest
 from da3_ros.synthetic.range_sensors import RenderedRanges, mount
@@ -43,9 +49,13 @@ from da3_ros.types import (
     DenseDepth,
     FloatImage,
     Frame,
+    PreparedImage,
     RangeCone,
     RangeReturns,
     TrackedFrame,
+    View,
+    Window,
+    WindowEstimate,
 )
 
 RATE_HZ = 5.0
@@ -272,7 +282,51 @@ def _rmse(depth: FloatImage, truth: FloatImage) -> float:
     return float(np.sqrt(np.mean((depth[known] - truth[known]) ** 2)))
 
 
-TABLES = {"scale": scale_rows, "depth": depth_rows, "mounts": mount_rows}
+def cost_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yields a row per size of a cloud: CPU milliseconds of each step, images of 224x168."""
+    camera = SyntheticCamera(3, (224, 168), walk="loop", frames=4, rate_hz=RATE_HZ)
+    frame, stamp = camera[2], camera[2].stamp_ns
+    tree = TransformTree()
+    tree.add("camera", "lidar", MOUNT, 0, static=True)
+    for i, T in enumerate(camera.T_room_camera):
+        tree.add("odom", "camera", T, camera[i].stamp_ns)
+    ready = PreparedImage(224, frame.image, frame.image, frame.K, None)
+    image = Frame(stamp, frame.image, "camera", ready=ready)
+    for rows, columns in ((32, 360), (128, 1008)):
+        points, times = RenderedRanges(camera).sweep(
+            MOUNT, 2 / RATE_HZ, 0.1, rows=rows, columns=columns
+        )
+        cloud = build.timed_cloud(RosbagsLibrary(), stamp, "lidar", points, 1e9 * times)
+        scan = read_ranges(CLOUD, cloud)
+        sensors = RangeSensors(["lidar"], tree, "odom", lambda text, every_s=0: None)
+        sensors.topics["lidar"].add(stamp, lambda scan=scan: scan, 1)  # type: ignore[misc]
+        returns = sensors.at(image)
+        assert returns is not None
+        view = View(0, stamp, frame.image, frame.K, returns=returns)
+        depth, K = frame.depth[None], frame.K[None]
+        estimate = WindowEstimate(depth, depth, np.eye(4)[None], K)
+        steps = {
+            "decode": lambda cloud=cloud: read_ranges(CLOUD, cloud),
+            "place": lambda sensors=sensors: sensors.at(image),
+            "scale": lambda view=view, e=estimate: fit_ranges(Window(0, (view,), 1), e),
+            "keyframe": lambda r=returns: with_returns(
+                frame.depth, None, observed(r.points, frame.K, frame.depth, 1.0)
+            ),
+        }
+        yield {"points": len(points), "returns": len(returns.points)} | {
+            f"{name}_ms": _cpu_ms(step) for name, step in steps.items()
+        }
+
+
+def _cpu_ms(step: Any, times: int = 10) -> float:
+    step()
+    start = time.process_time()
+    for _ in range(times):
+        step()
+    return 1000 * (time.process_time() - start) / times
+
+
+TABLES = {"scale": scale_rows, "depth": depth_rows, "mounts": mount_rows, "cost": cost_rows}
 
 
 def main() -> int:
