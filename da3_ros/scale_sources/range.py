@@ -39,6 +39,8 @@ FLOOR = 0.003  # smallest relative standard deviation
 # Of the blocks of the newest windows, log distance:
 WINDOWS = 60
 FEWEST = 20  # blocks that say something
+LEAST = 10  # windows: what is seen from one place may fit a wrong mount by chance
+CORRELATED = 0.5  # least correlation of distance and depth
 SPREAD = 0.1  # robust deviation, below which a wrong mount cannot be told from a right one
 FOLLOWS = 0.65  # share of it that the ratio may have: more, and the depth does not follow
 NEAR, AGREEING = 0.15, 0.6  # of the median ratio; share of the blocks that must be so near
@@ -89,7 +91,10 @@ def judged(logs: Array, distances: Array) -> str:
     spread = _deviation(distances)
     if spread < SPREAD:
         return SAME
-    return WRONG if _deviation(logs) > FOLLOWS * spread else ""
+    with np.errstate(invalid="ignore"):
+        correlation = np.corrcoef(distances, distances - logs)[0, 1]
+    follows = _deviation(logs) <= FOLLOWS * spread and correlation >= CORRELATED
+    return "" if follows else WRONG
 
 
 def _deviation(values: Array) -> float:
@@ -182,7 +187,8 @@ class RangeFilter(MeasurementFilter):
     @property
     def shows(self) -> str | None:
         """What the blocks of the newest windows show together, as ``judged``; None: too few."""
-        if sum(len(m.logs) for _, m in self._windows) < FEWEST:
+        blocks = sum(len(m.logs) for _, m in self._windows)
+        if blocks < FEWEST or len(self._windows) < LEAST:
             return None
         logs = np.concatenate([log + m.logs for log, m in self._windows])
         return judged(logs, np.concatenate([m.distances for _, m in self._windows]))

@@ -17,7 +17,7 @@ from da3_ros.synthetic.truth import TruthSession
 pytestmark = pytest.mark.process
 
 UP = (Transition.TRANSITION_CONFIGURE, Transition.TRANSITION_ACTIVATE)
-COUNT = 6
+COUNT = 12
 LIDAR = {
     "scale.source": "range", "range_topics": ["/lidar/points", "/lidar/info", "/nobody"],
     "refinement.enabled": False, "window.size": 5,
