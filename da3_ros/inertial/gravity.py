@@ -83,7 +83,7 @@ class GravityFilter:
         that was added: the motion since then is unknown, and only gravity is kept.
         T_local_camera: [4, 4] in units of the path, whatever they are. metres_per_unit: None if
         unknown; then speeds that change by much more than 0.7 m/s within seconds are an error of
-        up. still: whether the camera is known to stand (``Stillness``, or other means).
+        up. still: whether the camera is known to stand.
         """
         last, self._last = self._last, (stamp_ns, T_local_camera)
         follows = stretch is not None and last is not None and stretch.stamps_ns[0] == last[0]

@@ -6,8 +6,8 @@ whether its mount and its stamps are right.
 
 from __future__ import annotations
 
-import itertools
 import math
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -21,8 +21,12 @@ from da3_ros.types import Array, ImuStretch, View
 # rad/s / sqrt(s); of a rotation by tracks, by a network alone, and of a camera at rest, rad.
 WHITE, SCALE_FACTOR, FIRST_BIAS, BIAS_WALK = 3e-4, 0.01, 0.02, 1e-4
 BY_TRACKS, BY_NETWORK, AT_REST = 0.003, 0.015, 0.001
-MEMORY = 0.998  # share of what is known of the agreement that stays at the next pair of views
+MEMORY = 0.97  # share of what is known of the agreement that stays at the next pair of views
+# Time between two views that are compared: a shorter one hardly shows a rotation, s.
+LEAST_S, MOST_S = 0.25, 2.0
 TURNED = 0.2  # rad, of pairs together, that show whether the gyro agrees
+FORCE_S = 1.0  # time over which the mean force stands for gravity
+SHOWN = 3.0  # standard deviations of a rotation that shows anything
 AGREES, DISAGREES = 0.2, 0.5  # error over rotation, root mean squares
 MAX_BIAS = 0.2  # rad/s; more is a fault
 
@@ -36,6 +40,10 @@ class GyroPose:
     R: Array  # [3, 3] of the camera in that frame
     angle: float  # sum of all rotations, rad
     bias_sigma: float  # of the gyro's bias, rad/s
+    # Integrals of the specific force in that frame, and its mean over the second before.
+    velocity: Array  # [3] m/s
+    position: Array  # [3] m
+    force: Array  # [3] m/s^2
 
 
 def turn_between(a: GyroPose | None, b: GyroPose | None) -> tuple[Array, float] | None:
@@ -48,32 +56,59 @@ def turn_between(a: GyroPose | None, b: GyroPose | None) -> tuple[Array, float] 
     return np.asarray(a.R.T @ b.R), sigma
 
 
+def carried_m(a: GyroPose, b: GyroPose) -> float:
+    """Returns how far a camera was accelerated out of its way from one view to a later one of the
+    same chain, metres: the mean force before the first one stands for gravity."""
+    T = b.time_s - a.time_s
+    moved = b.position - a.position - T * a.velocity - T**2 / 2 * a.force
+    return float(np.linalg.norm(moved))
+
+
 class _Gyro:
     """The gyro as one camera has it: all values in that camera's axes."""
 
     def __init__(self) -> None:
-        self.pose = GyroPose(0, 0.0, np.eye(3), 0.0, FIRST_BIAS)
+        self.pose = _at_rest(0, FIRST_BIAS)
+        self._before: deque[GyroPose] = deque()  # of the second before, of one chain
         self.stamp_ns = -1
         self.bias = np.zeros(3)
         self.variance = FIRST_BIAS**2
         self.turned = self.missed = 0.0  # sums of squares, rad^2: of rotations, of differences
         self.angle = 0.0  # sum of the rotations that were compared, rad
+        self.seen: tuple[GyroPose, Array] | None = None  # the last view that was compared, and R
 
     def add(self, stamp_ns: int, stretch: ImuStretch | None) -> GyroPose:
         """Returns the orientation at the next view."""
         last = self.pose
         sigma = math.sqrt(self.variance)
         if stretch is None or int(stretch.stamps_ns[0]) != self.stamp_ns:
-            self.pose = GyroPose(last.chain + 1, 0.0, np.eye(3), 0.0, sigma)
+            self.pose = _at_rest(last.chain + 1, sigma)
+            self._before.clear()
         else:
-            R, angle = self._rotation(stretch)
-            seconds = (stamp_ns - self.stamp_ns) / 1e9
-            self.variance += BIAS_WALK**2 * seconds
-            self.pose = GyroPose(
-                last.chain, last.time_s + seconds, last.R @ R, last.angle + angle, sigma
-            )
+            self.variance += BIAS_WALK**2 * (stamp_ns - self.stamp_ns) / 1e9
+            self.pose = self._moved(last, stretch, sigma)
+        self._before.append(self.pose)
+        while self.pose.time_s - self._before[0].time_s > FORCE_S:
+            self._before.popleft()
         self.stamp_ns = stamp_ns
         return self.pose
+
+    def _moved(self, last: GyroPose, stretch: ImuStretch, sigma: float) -> GyroPose:
+        """Returns the orientation after a stretch."""
+        R, angle = self._rotation(stretch)
+        seconds = float(stretch.stamps_ns[-1] - stretch.stamps_ns[0]) / 1e9
+        # The mean of both ends' axes, for the mean force: enough for metres in a second.
+        ends = (np.eye(3) + R) / 2
+        step = np.diff(stretch.stamps_ns) / 1e9
+        mean = step @ (stretch.acceleration[1:] + stretch.acceleration[:-1]) / 2 / seconds
+        gained = seconds * last.R @ ends @ mean
+        velocity = last.velocity + gained
+        position = last.position + seconds * (last.velocity + gained / 2)
+        first, time_s = self._before[0], last.time_s + seconds
+        force = (velocity - first.velocity) / (time_s - first.time_s)
+        return GyroPose(
+            last.chain, time_s, last.R @ R, last.angle + angle, sigma, velocity, position, force
+        )
 
     def _rotation(self, stretch: ImuStretch) -> tuple[Array, float]:
         step = np.diff(stretch.stamps_ns)[:, None] / 1e9
@@ -83,6 +118,17 @@ class _Gyro:
             R = R @ turn
         return R, float(np.sum(np.linalg.norm(step * middle, axis=1)))
 
+    def see(self, pose: GyroPose, R: Array, sigma: float) -> None:
+        """Learns from the rotation [3, 3] of a view in a frame that does not turn; sigma: its
+        standard deviation, rad. Views are compared with the last one, a while before."""
+        before = self.seen
+        seconds = math.inf if before is None else pose.time_s - before[0].time_s
+        if before is None or before[0].chain != pose.chain or seconds > MOST_S:
+            self.seen = pose, R
+        elif seconds >= LEAST_S:
+            self.compare(before[0], pose, before[1].T @ R, sigma)
+            self.seen = pose, R
+
     def compare(self, a: GyroPose, b: GyroPose, R_seen: Array, sigma: float) -> None:
         """Learns from the rotation [3, 3] between two views; sigma: of each one's, rad."""
         turn = turn_between(a, b)
@@ -91,12 +137,15 @@ class _Gyro:
             return
         difference = Rotation.from_matrix(turn[0].T @ R_seen).as_rotvec()
         seen = float(Rotation.from_matrix(R_seen).magnitude())
-        # A difference as large as the poses are wrong says nothing against the gyro.
-        missed = max(0.0, float(np.linalg.norm(difference)) - sigma)
-        self.turned = MEMORY * self.turned + seen**2
-        self.missed = MEMORY * self.missed + missed**2
-        self.angle += seen
-        gain = self.variance / (self.variance + 2 * (sigma / seconds) ** 2)
+        largest = max(seen, float(Rotation.from_matrix(turn[0]).magnitude()))
+        if largest > SHOWN * (sigma + self.pose.bias_sigma * seconds):
+            # A difference as large as the poses are wrong says nothing against the gyro.
+            missed = max(0.0, float(np.linalg.norm(difference)) - sigma)
+            self.turned = MEMORY * self.turned + largest**2
+            self.missed = MEMORY * self.missed + missed**2
+            self.angle += largest
+        noise = 2 * (sigma / seconds) ** 2 + WHITE**2 / seconds
+        gain = self.variance / (self.variance + noise)
         bias = self.bias - gain * difference / seconds
         self.bias = bias * min(1.0, MAX_BIAS / max(float(np.linalg.norm(bias)), 1e-12))
         self.variance *= 1 - gain
@@ -114,6 +163,12 @@ class _Gyro:
         if self.share > DISAGREES:
             return "contradicts"
         return "agrees" if self.share < AGREES else "unknown"
+
+
+def _at_rest(chain: int, bias_sigma: float) -> GyroPose:
+    """Returns the first orientation of a chain."""
+    nothing = np.zeros(3)
+    return GyroPose(chain, 0.0, np.eye(3), 0.0, bias_sigma, nothing, nothing, nothing)
 
 
 class GyroTurns:
@@ -156,6 +211,11 @@ class GyroTurns:
             for camera, gyro in self._gyros.items()
         }
 
+    def carried_m(self, first: int, second: int) -> float:
+        """Returns ``carried_m`` between two views; inf: unknown."""
+        a, b = self.pose(first), self.pose(second)
+        return math.inf if a is None or b is None or a.chain != b.chain else carried_m(a, b)
+
     def state(self, camera: str) -> str:
         """Returns what the rotations of a camera say of the gyro, as in ``states``."""
         gyro = self._gyros.get(camera)
@@ -171,9 +231,9 @@ class GyroTurns:
     def learn(
         self, views: Iterable[View], poses: Mapping[int, Array], *, by_tracks: bool = True
     ) -> None:
-        """Compares the rotations between each camera's newest two views that have poses.
+        """Compares the rotation of each camera's newest view that has a pose.
 
-        poses: [4, 4] by id. by_tracks: else by a network alone.
+        poses: [4, 4] in one frame, by id. by_tracks: else by a network alone.
         """
         sigma = BY_TRACKS if by_tracks else BY_NETWORK
         by_camera: dict[str, list[int]] = {}
@@ -181,7 +241,9 @@ class GyroTurns:
             if view.id in poses and view.id in self._poses:
                 by_camera.setdefault(view.camera, []).append(view.id)
         for camera, ids in by_camera.items():
-            for first, second in itertools.pairwise(sorted(ids)[-2:]):
-                R = poses[first][:3, :3].T @ poses[second][:3, :3]
-                a, b = self._poses[first][1], self._poses[second][1]
-                self._gyros[camera].compare(a, b, R, sigma)
+            self._gyros[camera].see(self._poses[max(ids)][1], poses[max(ids)][:3, :3], sigma)
+
+    def start_chain(self) -> None:
+        """Takes over that poses have another frame from now on."""
+        for gyro in self._gyros.values():
+            gyro.seen = None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.spatial.transform import Rotation
 
+from da3_ros.geometry.poses import turn_between
 from da3_ros.inertial.noise import GRAVITY
 from da3_ros.inertial.samples import is_saturated
 from da3_ros.types import Array, ImuStretch
@@ -19,7 +20,9 @@ SOLVED_EVERY = 10  # rotations
 SHIFTS_S = np.arange(-0.2, 0.2001, 0.01)  # time offsets that are tried
 LEAST_TURN = 0.1  # RMS of the camera's rate, rad/s
 EXPLAINED = 0.5  # least share of the camera's rotation that a sound IMU measures
-WRONG_ANGLE = math.radians(20)
+WRONG_ANGLE = math.radians(5)
+PERIOD_S = 0.1  # least time of a rotation that is compared: poses have errors
+PLANAR = 0.1  # share of the rotation about a second axis, below which it shows but one axis
 SURE = 25.0  # in residuals' variances
 MOST_SATURATED = 0.05  # share of the stretches
 MOST_OFFSET_SIGMA_S = 0.01
@@ -66,6 +69,8 @@ class MountCheck:
         # Of each frame: both stamps, the camera's rate [3] and the stretch.
         self._pairs: deque[tuple[ImuStretch, Array]] = deque(maxlen=PAIRS)
         self._last: tuple[int, Array] | None = None
+        self._since: list[ImuStretch] = []  # that follow each other, up to the newest frame
+        self._begin = np.eye(3)  # rotation of the camera where they begin
         self._new = 0
 
     def add(self, stamp_ns: int, stretch: ImuStretch | None, R_local_camera: Array) -> None:
@@ -75,10 +80,17 @@ class MountCheck:
         """
         last, self._last = self._last, (stamp_ns, R_local_camera)
         if last is None or stretch is None or stretch.stamps_ns[0] != last[0]:
+            self._since = []
             return
-        seconds = (stamp_ns - last[0]) / 1e9
-        turn = Rotation.from_matrix(last[1].T @ R_local_camera).as_rotvec()
-        self._pairs.append((stretch, turn / seconds))
+        if not self._since:
+            self._begin = last[1]
+        self._since.append(stretch)
+        seconds = (stamp_ns - int(self._since[0].stamps_ns[0])) / 1e9
+        if seconds < PERIOD_S - 1e-3:
+            return
+        turn = Rotation.from_matrix(self._begin.T @ R_local_camera).as_rotvec()
+        self._pairs.append((_joined(self._since), turn / seconds))
+        self._since = []
         self._new += 1
         if self._new >= SOLVED_EVERY and len(self._pairs) >= LEAST_PAIRS:
             self._new = 0
@@ -134,6 +146,8 @@ class MountCheck:
         rest = total + own - 2 * common
         best = int(np.argmin(rest))
         R = U[best] @ np.diag([1.0, 1.0, sign[best]]) @ V[best]
+        if S[best, 1] < PLANAR * S[best, 0]:  # about the one axis nobody knows
+            R = turn_between(V[best][0], U[best][:, 0])
         stated = float(total + own[best] - 2 * np.trace(products[best]))
         return _Match(
             R, 1 - float(rest[best]) / total, 1 - stated / total,
@@ -169,6 +183,20 @@ class MountCheck:
         return (turned[:, :, 1] - turned[:, :, 0]) / (ends[:, 1] - ends[:, 0])[
             None, :, None
         ], inside
+
+
+def _joined(stretches: list[ImuStretch]) -> ImuStretch:
+    """Returns stretches that follow each other as one."""
+    if len(stretches) == 1:
+        return stretches[0]
+    kept = [slice(0 if k == 0 else 1, None) for k in range(len(stretches))]
+    parts = list(zip(stretches, kept, strict=True))
+    return ImuStretch(
+        np.concatenate([s.stamps_ns[k] for s, k in parts]),
+        np.concatenate([s.gyro[k] for s, k in parts]),
+        np.concatenate([s.acceleration[k] for s, k in parts]),
+        stretches[0].t_camera_imu,
+    )
 
 
 def _offset(rest: Array, best: int, freedom: int) -> TimeOffset:

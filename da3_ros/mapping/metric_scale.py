@@ -255,6 +255,11 @@ class MapScale(MapListener):
         else:
             self.filter.estimator.restart_members(by_rig)
 
+    def note_imu(self, state: str) -> None:
+        """Notes whether rotations of the camera confirm the IMU: agrees, unknown, or no."""
+        for source in self.source.members:
+            source.note_imu(state)
+
     def refine(self, poses: Mapping[int, Array]) -> None:
         """Takes over refined poses [4, 4] in ``local`` of earlier views, by their ids."""
         self.filter.estimator.refine(poses)

@@ -34,7 +34,9 @@ log = logging.getLogger(__name__)
 
 
 # A gap is bridged by the gyro if the camera has moved by no more than this share of the depth.
-MOST_UNSEEN = 0.12
+MOST_UNSEEN = 0.25
+# Metres, and m/s^2: more acceleration in a gap is a camera that was carried away.
+MOST_CARRIED = 0.15
 UNIT_SIGMA = 0.1  # relative, of the unit of a window that shares no view with the one before
 LOST = "lost"  # the cause of views that show something, but nothing known
 UNCERTAIN = "uncertain"  # of views of which the network is far less certain than usual
@@ -151,6 +153,8 @@ class BlindFrames:
         seconds = (view.stamp_ns - last.stamp_ns) / 1e9
         share = self.sight.unseen_share(view.camera, seconds)
         if not 0 < seconds <= self.config.imu.bridge_s or share > MOST_UNSEEN:
+            return None
+        if self._gyro.carried_m(last.id, view.id) > MOST_CARRIED * (1 + seconds**2):
             return None
         return Bridge(last.id, seconds, np.square([UNIT_SIGMA, turn[1], share]))
 

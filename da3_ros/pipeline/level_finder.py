@@ -12,10 +12,15 @@ from da3_ros.inertial.mount_check import MountCheck
 from da3_ros.mapping.frames import LocalFrame
 from da3_ros.mapping.graph_solution import Up
 from da3_ros.mapping.metric_scale import scaled_pose
-from da3_ros.navigation.floor import Floor, level_at
-from da3_ros.types import Array, View
+from da3_ros.navigation.floor import IMAGE_UP, Floor, level_at
+from da3_ros.types import Array, ImuStretch
 
-MOST_SIGMA = np.radians(1.0)  # of what is up, from which on it is not known well enough
+# Factor on the stated deviation of gravity: errors of 32 rendered walks were so much larger.
+CAUTION = 1.5
+# Least cosine between up and the image's up while no rotation has confirmed the IMU's mount: a
+# mount that is a right angle wrong is not believed then.
+LIKELY = np.cos(np.radians(45.0))
+MOST_SIGMA = np.radians(1.5)  # of what is up, from which on it is not known well enough
 
 
 class LevelFinder:
@@ -31,13 +36,16 @@ class LevelFinder:
         self.up: Up | None = None  # by gravity, in the axes of the newest frame's camera
 
     def follow(
-        self, frame: LocalFrame, view: View, unit: float, *, sound: bool = True
-    ) -> LocalFrame:
+        self, frame: LocalFrame, stretch: ImuStretch | None, unit: float, *, trust: str,
+        still: bool = False,
+    ) -> LocalFrame:  # fmt: skip
         """Returns a frame with ``T_level_camera`` by gravity or by the floor, if up is that.
 
-        unit: published units per unit of odometry. sound: whether no rotation contradicts the IMU.
+        stretch: what the IMU has measured since the camera's last frame. unit: published units per
+        unit of odometry. trust: ``agrees`` if the camera's rotations confirm the IMU, ``unknown``
+        if there were none, ``no`` if they contradict it. still: whether the camera stands.
         """
-        self.up = self._follow_gravity(frame, view, sound=sound)
+        self.up = self._follow_gravity(frame, stretch, trust, still=still)
         if self.source not in ("ground", "imu"):
             return frame
         by_imu = self.source == "imu"
@@ -50,9 +58,11 @@ class LevelFinder:
             T = scaled_pose(T, unit)
         return replace(frame, T_level_camera=T)
 
-    def _follow_gravity(self, frame: LocalFrame, view: View, *, sound: bool) -> Up | None:
+    def _follow_gravity(
+        self, frame: LocalFrame, stretch: ImuStretch | None, trust: str, *, still: bool
+    ) -> Up | None:
         """Returns what gravity says is up, in the axes of the frame's camera; None: unknown."""
-        if self._gravity is None or (view.imu is None and self._camera is None):
+        if self._gravity is None or (stretch is None and self._camera is None):
             return None
         if self._camera is None:
             self._camera = frame.camera
@@ -63,9 +73,15 @@ class LevelFinder:
             self._chain = frame.window.chain
             self._gravity.restart()
             self.mount.restart()
-        self.mount.add(frame.stamp_ns, view.imu, T[:3, :3])
-        metres = frame.scale.value if frame.scale.metric else None
-        found = self._gravity.follow(frame.stamp_ns, view.imu, T, metres)
-        if found is None or not sound or not found.sigma < MOST_SIGMA:
+        self.mount.add(frame.stamp_ns, stretch, T[:3, :3])
+        if trust == "no":
+            self._gravity.restart()
             return None
-        return Up(T[:3, :3].T @ found.up_local, found.sigma)
+        metres = frame.scale.value if frame.scale.metric else None
+        found = self._gravity.follow(frame.stamp_ns, stretch, T, metres, still=still)
+        if found is None or not CAUTION * found.sigma < MOST_SIGMA:
+            return None
+        up = Up(T[:3, :3].T @ found.up_local, CAUTION * found.sigma)
+        if trust != "agrees" and up.direction @ IMAGE_UP < LIKELY:
+            return None
+        return up

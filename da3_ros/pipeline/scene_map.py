@@ -51,12 +51,13 @@ from da3_ros.pipeline.map_following import MapFollowing
 from da3_ros.pipeline.saved_recognition import usable_recognition, with_recognition
 from da3_ros.refinement.bundle import Metre
 from da3_ros.refinement.refiner import RefinedWindow
-from da3_ros.types import Array, Scale, TrackedFrame, View, Window, WindowEstimate
+from da3_ros.types import Array, ImuStretch, Scale, TrackedFrame, View, Window, WindowEstimate
 
 log = logging.getLogger(__name__)
 
 
 FINISH_S = 1.0  # for keyframes that wait for later ones, when the map becomes read-only
+BETTER = 0.5  # share of the deviation of what is up, from which on the map is levelled again
 SEEN_TURN = np.radians(1.0)  # of the map's axes, which is worth a line
 MANY_SUBMAPS = 64  # number of submaps' poses at which those that nothing needs are removed
 
@@ -69,6 +70,8 @@ class SceneMap(MapListener):
     _is_given: bool  # whether it is that of another map
     _has_axes: bool  # whether its axes are level, if not the height of the floor
     is_level: bool  # whether its z is known to be up, and its z = 0 to be the floor
+    level_finder: LevelFinder
+    _up_sigma: float  # of gravity, with which the map was levelled, rad; inf: it was not
 
     def __init__(
         self, config: PipelineConfig, counters: Counter[str], device: str = "cpu"
@@ -91,6 +94,9 @@ class SceneMap(MapListener):
         self._spill: ArraySpill | None = None
         self._unit = 1.0  # units of odometry per network unit of the newest stored frame
         self._newest_leading = -1  # id of the newest published frame of the first camera
+        # Whether the gyro has bridged a gap since loops have last corrected the map: then nobody
+        # knows how far the camera has moved in it.
+        self._is_bridged = False
         self._reset_map_pose()
         self._apply_mode()
 
@@ -126,6 +132,7 @@ class SceneMap(MapListener):
         self.dense.restart()
         self.submaps = SubmapStore(self.config.map, self._spill, self.table)
         self.odom, self._prune_at = OdomFrame(), MANY_SUBMAPS
+        self._is_bridged = False
         self._apply_mode()
         self.following.forget_submaps()
         if self.recording is not None:
@@ -139,19 +146,22 @@ class SceneMap(MapListener):
         self._reset_map_pose()
 
     def level(self, frame: TrackedFrame) -> None:
-        """Makes the map level by the first frame that says what is up, before it is published.
+        """Makes the map level by the first frame that says what is up, before it is published;
+        again where gravity is known much better than then.
 
         By the base, the map begins there; where that is known later, by the floor and by gravity,
         it begins below the first camera.
         """
-        if self.is_level or self._is_given or frame.blind:
+        up = self.level_finder.up if self.config.level.source == "imu" else None
+        better = up is not None and up.sigma < BETTER * self._up_sigma
+        if (self.is_level and not better) or self._is_given or frame.blind:
             return
         T, shown = frame.T_level_camera, self.map_placed
         self.map_placed = True
         by_floor = self.config.level.source != "base"
         # The floor's height is that in metres.
         final = frame.height_known and (frame.scale.metric or not by_floor)
-        if T is None or (self._has_axes and not final):
+        if T is None or (self._has_axes and not final and not better):
             return
         if not frame.posed:
             return
@@ -159,15 +169,17 @@ class SceneMap(MapListener):
         if by_floor or shown:
             T_ros_map = below_first_camera(T_ros_map)
         if not frame.height_known:  # z = 0 is that of the first camera until it is
-            T_ros_map[2, 3] = 0.0
+            T_ros_map[2, 3] = self.T_ros_map[2, 3] if self._has_axes else 0.0
         turn = Rotation.from_matrix(T_ros_map[:3, :3] @ self.T_ros_map[:3, :3].T).magnitude()
         if shown and turn > SEEN_TURN:
             log.warning(
-                "what is up is known from now on: map and odom turn once, by %.1f degrees",
+                "what is up is known %s: map and odom turn by %.1f degrees",
+                "better" if self._has_axes else "from now on",
                 np.degrees(turn),
             )
         self.T_ros_map = T_ros_map
-        self._has_axes, self.is_level = True, final
+        self._has_axes, self.is_level = True, self.is_level or final
+        self._up_sigma = np.inf if up is None else up.sigma
 
     def place_map(self, T_ros_map: Array, *, is_level: bool) -> None:
         """Sets the map's pose in the axes of ROS as another map has it."""
@@ -177,6 +189,7 @@ class SceneMap(MapListener):
     def _reset_map_pose(self) -> None:
         self.T_ros_map = T_ROS_MAP
         self.map_placed = self._is_given = self._has_axes = self.is_level = False
+        self._up_sigma = np.inf
         self.level_finder = LevelFinder(self.config)
 
     def to_origin(self) -> None:
@@ -217,6 +230,7 @@ class SceneMap(MapListener):
         self.submaps.begin_submap()
         self.loops.add_gap(variance)
         self.scale.doubt()
+        self._is_bridged = True
 
     def restore(self, saved: Snapshot) -> None:
         """Begins with a saved scene."""
@@ -370,10 +384,12 @@ class SceneMap(MapListener):
         self.table.move_frames(found.frames)
         return found.metre
 
-    def levelled(self, frame: LocalFrame, view: View, *, sound: bool) -> LocalFrame:
+    def levelled(
+        self, frame: LocalFrame, stretch: ImuStretch | None, trust: str, *, still: bool
+    ) -> LocalFrame:
         """Returns a frame with what is up by gravity or floor; see ``LevelFinder.follow``."""
         unit = self.scale.published_unit(frame.scale)
-        return self.level_finder.follow(frame, view, unit, sound=sound)
+        return self.level_finder.follow(frame, stretch, unit, trust=trust, still=still)
 
     def note_up(self, frame: LocalFrame, submap: int) -> None:
         """Takes over what gravity says is up in a keyframe, which is the newest frame."""
@@ -533,7 +549,7 @@ class SceneMap(MapListener):
             T_odom_local @ invert_pose(T_map_local),
         )  # fmt: skip
         # A followed SLAM's errors count, and it does not state them.
-        known = self.submaps.pose_known and not self.following.enabled
+        known = self.submaps.pose_known and not (self.following.enabled or self._is_bridged)
         R_map_local = T_map_local[:3, :3] if known else None
         return with_covariance(out, T_odom_local, T_local_camera, unit, R_map_local, uncertainty)
 
@@ -602,6 +618,7 @@ class SceneMap(MapListener):
         """Joins the components that loops connect; takes the scale of a loaded map, once the
         camera is found in it; stores where the submaps are now."""
         self.submaps.note_correction(correction.loops)
+        self._is_bridged &= not correction.loops
         if self.submaps.pose_known:
             self.scale.take_from_map(correction.covariance)
         if self._recorder is not None:

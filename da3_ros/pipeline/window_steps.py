@@ -45,6 +45,7 @@ from da3_ros.types import (
     Array,
     FloatImage,
     Image,
+    ImuStretch,
     Prediction,
     Scale,
     TrackedFrame,
@@ -83,6 +84,7 @@ class WindowSteps(MapListener):
         self.scene_map.table.listeners.extend((self, self.places))
         self.gyro = GyroTurns()
         self._imu_faults = set[str]()  # that were logged
+        self._measured_by_imu: dict[int, ImuStretch] = {}  # of the newest window, by view
         self._bridged: Bridge | None = None  # a gap, until the first window after it
         self.refinement = WindowRefinement(config, counters, limits, self.gyro)
         self.pose_search = PoseSearch()
@@ -109,6 +111,7 @@ class WindowSteps(MapListener):
         new chain if the camera is lost, else looks for a loop. Yields nothing if the window
         fails.
         """
+        self._measured_by_imu.clear()
         taken = [self._with_sound_imu(prepared) for prepared in self.builder.take()]
         closed = self.scene_map.close_loop()
         metre = self.scene_map.adjust(self.refinement.metre, self.odometry.chain)
@@ -199,7 +202,7 @@ class WindowSteps(MapListener):
         )  # fmt: skip
         for index, prepared in enumerate(new, len(placed.window.views) - len(new)):
             frame = placed.frame(prepared, index, report, self.config.depth)
-            frame = self._levelled(frame, prepared.view)
+            frame = self._levelled(frame, prepared.view, still=True)
             frame = self.scene_map.corrected(frame)
             self.scene_map.add(frame)
             self.counters["processed"] += 1
@@ -272,6 +275,7 @@ class WindowSteps(MapListener):
         self.odometry.report_refusal(window)
         if self.blind.sight.attempts:  # found by keyframes: the newest views are elsewhere
             self.odometry.overlap_views.forget_newest()
+        self.scene_map.scale.note_imu(self._trust(window.views[-1].camera))
         fits = placed.alignment.accepted or window.new == len(window.views)
         scale = self.scene_map.update_scale(
             window, placed.estimate, placed.alignment.T_local_window if fits else None,
@@ -404,6 +408,7 @@ class WindowSteps(MapListener):
         )
         self.counters["gaps_bridged"] += 1
         self._bridged = bridge
+        self.gyro.start_chain()
         self.odometry.forget_views()
         self.scene_map.begin_bridge(bridge.variance)
         self.refinement.refiner.restart()
@@ -422,6 +427,8 @@ class WindowSteps(MapListener):
         contradicts."""
         view = prepared.view
         self.gyro.add(view)
+        if view.imu is not None:
+            self._measured_by_imu[view.id] = view.imu
         if view.imu is None or self._is_sound(view.camera):
             return prepared
         return dataclasses.replace(prepared, view=dataclasses.replace(view, imu=None))
@@ -430,7 +437,7 @@ class WindowSteps(MapListener):
         """Whether the camera's rotations do not contradict the IMU; else says so once for each
         fault that is known of it."""
         state, fault = self.gyro.state(camera), self.scene_map.level_finder.mount.fault
-        if state == "agrees" or (state == "unknown" and not fault):
+        if state != "contradicts" and not fault:
             return True
         self.counters["gyro_contradicted"] += 1
         fault = fault or GYRO_CONTRADICTS
@@ -439,9 +446,14 @@ class WindowSteps(MapListener):
             log.warning("imu: not used%s: %s", f" by camera {camera}" if camera else "", fault)
         return False
 
-    def _levelled(self, frame: LocalFrame, view: View) -> LocalFrame:
-        sound = view.imu is None or self._is_sound(view.camera)
-        return self.scene_map.levelled(frame, view, sound=sound)
+    def _levelled(self, frame: LocalFrame, view: View, *, still: bool = False) -> LocalFrame:
+        # Also of an IMU that is not used: it may be mended.
+        stretch, camera = self._measured_by_imu.get(view.id), view.camera
+        return self.scene_map.levelled(frame, stretch, self._trust(camera), still=still)
+
+    def _trust(self, camera: str) -> str:
+        """Returns whether a camera's rotations confirm the IMU: agrees, unknown, or no."""
+        return self.gyro.state(camera) if self._is_sound(camera) else "no"
 
     def _forget_gyro_poses(self) -> None:
         held = self.standing.ids
@@ -453,8 +465,8 @@ class WindowSteps(MapListener):
         if placed.refined is not None:
             poses = placed.refined.views.poses
         elif placed.alignment.accepted and not self.config.refinement.enabled:
-            T = placed.estimate.T_window_camera
-            poses = {view.id: T[k] for k, view in enumerate(window.views)}
+            T, at = placed.estimate.T_window_camera, placed.alignment.T_local_window
+            poses = {view.id: at.pose(T[k]) for k, view in enumerate(window.views)}
         if poses is None:
             return
         self.gyro.learn(window.views, poses, by_tracks=placed.refined is not None)
@@ -518,6 +530,7 @@ class WindowSteps(MapListener):
         newest: as in ``WindowOdometry.start_chain``.
         """
         self._bridged = None
+        self.gyro.start_chain()
         self.scene_map.start_chain(newest)
         self.odometry.start_chain(newest)
         self.refinement.refiner.restart()

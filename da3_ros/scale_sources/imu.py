@@ -26,8 +26,12 @@ SOLVED_EVERY = 0.1  # share of the path's time that passes between two estimates
 # Factor by which a newer estimate may be less certain. The smallest of several deviations belongs
 # to the shortest scale, so that the most certain estimate must not always win.
 WORSE = 1.5
+GAIN = 0.01  # of the accelerometer: relative standard deviation
 DRIFT = 0.004  # of the path's unit: relative standard deviation after a second
 PATIENCE = 10  # frames without IMU data before they are missed
+NOT_VERIFIED = (
+    "the camera must turn by some ten degrees, so that its rotations confirm the mount of the IMU"
+)
 NO_DATA = (
     "no IMU data: give topic `imu` (sensor_msgs/Imu) and the transform from the optical frame to "
     "its frame_id"
@@ -41,9 +45,10 @@ class ImuFilter(MeasurementFilter):
     The newest one counts; where the camera accelerates less, the last one of a better time.
     """
 
-    def __init__(self, noise: ImuNoise | None = None) -> None:
+    def __init__(self, noise: ImuNoise | None = None, source: ScaleSource | None = None) -> None:
+        """source: that it is of, which knows whether the IMU's mount is verified; None: it is."""
         super().__init__()
-        self.noise = noise or ImuNoise()
+        self.noise, self._source = noise or ImuNoise(), source
         self.why_unknown = NO_DATA
         self.newest: InertialEstimate | None = None  # whether its scale may be used or not
         self.without_data = 0  # consecutive frames
@@ -116,9 +121,12 @@ class ImuFilter(MeasurementFilter):
         return Estimate(found.log, math.hypot(found.sigma, drift))
 
     def estimate(self) -> Estimate | None:
+        if self._source is not None and self._source.imu_state != "agrees":
+            return None
         if self._best is None or self._last_ns is None:
-            return self._best
-        return self._aged(self._best, self._last_ns)
+            return None
+        found = self._aged(self._best, self._last_ns)
+        return replace(found, sigma=math.hypot(found.sigma, GAIN))
 
 
 class ImuMotion(ScaleSource):
@@ -136,14 +144,19 @@ class ImuMotion(ScaleSource):
         return None
 
     def estimator(self) -> MeasurementFilter:
-        self._filter = ImuFilter()
+        self._filter = ImuFilter(source=self)
         return self._filter
 
     def report_missing(self) -> None:
-        if self._filter.without_data >= PATIENCE and not self._reported:
+        missing = self._filter.without_data >= PATIENCE and self.imu_state != "no"
+        if missing and not self._reported:
             self._reported = True
             log.warning("scale.source imu: %s", NO_DATA)
 
     def why_unknown(self, name: str) -> str:
         why = self._filter.why_unknown
+        if self.imu_state == "no":
+            why = "the camera's rotations contradict the IMU"
+        elif not why and self.imu_state == "unknown":
+            why = NOT_VERIFIED
         return f"the scale is unknown yet ({name}: {why})" if why else super().why_unknown(name)

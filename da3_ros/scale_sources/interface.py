@@ -24,6 +24,8 @@ class ScaleSource:
     needs_prior = False  # whether it needs the robot's own poses: topic `odometry` without others
     needs_rig = False  # whether it needs the poses of the cameras on the rig
     needs_imu = False  # whether it needs the samples of an IMU: topic `imu`
+    # Whether rotations of the camera confirm the IMU, so far: agrees, unknown, or no.
+    imu_state = "unknown"
     needs_ranges = False  # whether it needs the returns of range sensors
     needs_metric_model = False  # whether a metric network measures windows for it
     # Relative standard deviation of an error that all measurements of a scene have, and that none
@@ -54,6 +56,10 @@ class ScaleSource:
         poses. by_prior: by the robot's own poses; None without them or their motion.
         """
         return estimate.measure
+
+    def note_imu(self, state: str) -> None:
+        """Notes whether rotations of the camera confirm the IMU, as ``imu_state``."""
+        self.imu_state = state
 
     def report_missing(self) -> None:
         """Logs once why the newest window that was measured shows no scale; called if nothing else

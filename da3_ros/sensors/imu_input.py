@@ -188,10 +188,13 @@ class ImuInput:
         """Raises ImuError for a sensor at its limit, or in other units."""
         if _is_saturated(values[1:-1, :3], FAST) or _is_saturated(values[1:-1, 3:], STRONG):
             raise ImuError("it is at its limit (values repeat)")
-        step, force = np.diff(stamps) / 1e9, np.linalg.norm(values[:, 3:], axis=1)
+        step, force = np.diff(stamps) / 1e9, values[:, 3:]
         taken = float(step.sum())
         kept = max(0.0, 1.0 - taken / CHECKED_S)
-        self._force = kept * self._force + float(step @ (force[1:] + force[:-1])) / 2
+        # Of the mean from frame to frame, so that vibrations do not count.
+        self._force = (
+            kept * self._force + float(np.linalg.norm(step @ (force[1:] + force[:-1]))) / 2
+        )
         self._force_s = kept * self._force_s + taken
         if self._force_s < CHECKED_S / 2:
             return

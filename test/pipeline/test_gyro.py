@@ -23,7 +23,7 @@ WRONG_MOUNT = np.array([[0.0, -1, 0, 0], [0, 0, -1, 0], [1, 0, 0, 0], [0, 0, 0, 
 
 
 @functools.cache
-def whip_pan(angle_deg=150.0):
+def whip_pan(angle_deg=150.0, carried_m=0.0):
     """A camera that looks to and fro, turns away in the dark, and looks to and fro there."""
     camera = SyntheticCamera(3, SIZE, walk="spot", frames=60)
     poses = camera.T_room_camera.copy()
@@ -34,6 +34,9 @@ def whip_pan(angle_deg=150.0):
     yaw = np.concatenate((slow, dark[1:-1], after))
     # Small steps, so that there are tracks with parallax.
     step = np.stack((0.06 * np.sin(np.arange(len(yaw)) / 3), 0 * yaw, 0 * yaw), axis=1)
+    way = (1 - np.cos(np.linspace(0, np.pi, DARK + 2))) / 2
+    step[BEFORE - 1 : BEFORE + DARK + 1, 2] -= carried_m * way
+    step[BEFORE + DARK + 1 :, 2] -= carried_m
     poses = np.tile(at, (len(yaw), 1, 1))
     for pose, angle, offset in zip(poses, yaw, step, strict=True):
         pose[:3, :3] = Rotation.from_euler("z", angle).as_matrix() @ at[:3, :3]
@@ -42,8 +45,10 @@ def whip_pan(angle_deg=150.0):
     return camera, list(camera)
 
 
-def run(*, imu=True, refine=True, mount=None, network=TruthSession, noise=None, **values):
-    camera, frames = whip_pan()
+def run(
+    *, imu=True, refine=True, mount=None, network=TruthSession, noise=None, carried_m=0.0, **values
+):
+    camera, frames = whip_pan(carried_m=carried_m)
     dark = range(BEFORE, BEFORE + DARK)
     faulty = bench_blind.with_fault(frames, "black", dark.start, len(dark))
     stamps = np.array([f.stamp_ns for f in frames])
@@ -106,6 +111,14 @@ def test_a_turn_in_the_dark_is_bridged():
     assert not any(r.blind for r in results[-10:])
     # Nobody knows how well the position was held.
     assert results[-1].covariance_odom is None
+    assert results[-1].covariance_map is None
+
+
+def test_a_camera_that_is_carried_in_the_dark_is_not_bridged():
+    """The gyro alone would go on at the place where it went dark."""
+    pipeline, *_ = run(carried_m=0.7)
+    assert pipeline.counters["gaps_bridged"] == 0
+    assert len(pipeline.map.components) == 2
 
 
 def test_a_gap_longer_than_the_limit_is_not_bridged():

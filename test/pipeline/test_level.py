@@ -111,8 +111,8 @@ def test_what_is_up_may_be_known_later_and_then_counts_once(caplog):
         one.level(tracked(T))
         one.level(tracked(camera_at(2.0, 30.0)))
     np.testing.assert_array_equal(one.T_ros_map, T)
-    assert [r.message for r in caplog.records if "turn once" in r.message] == [
-        "what is up is known from now on: map and odom turn once, by 10.0 degrees"
+    assert [r.message for r in caplog.records if "odom turn by" in r.message] == [
+        "what is up is known from now on: map and odom turn by 10.0 degrees"
     ]
 
 

