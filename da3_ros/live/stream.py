@@ -43,6 +43,7 @@ from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.pipeline.scene_map import FINISH_S
 from da3_ros.sensors.frame_annotator import FrameAnnotator
 from da3_ros.sensors.global_poses import GlobalPoses
+from da3_ros.sensors.imu_input import WAIT_S, ImuHistory
 from da3_ros.sensors.rig_sync import Frameset
 from da3_ros.sensors.transform_tree import TransformTree
 from da3_ros.types import Frame, TrackedFrame, WindowReport
@@ -78,7 +79,7 @@ class Stream:
         self.config, self.host = config, host
         self.prior = open_prior(config, transforms)  # the robot's own poses, if they are used
         self.slam = open_corrections(config, transforms, self.prior)  # if another SLAM is followed
-        self.imu = open_imu(config, transforms)
+        self.imu = open_imu(config, transforms, ImuHistory(wait_s=WAIT_S))
         self.ranges = open_ranges(config, transforms, self.prior, host.warn)  # if there are some
         self.anchors = GlobalPoses(
             transforms, config.map_frame, config.odom_frame, config.base_frame

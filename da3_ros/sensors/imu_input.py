@@ -7,7 +7,9 @@ fault says nothing about the motion. No ROS, no network.
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +20,9 @@ from da3_ros.config import ImuConfig
 from da3_ros.sensors.transform_tree import JUMP_S, TransformError, TransformTree
 from da3_ros.types import Array, ImuStretch
 
+# A live frame waits this long for the IMU, if that has sent anything in the last time, and unless
+# so many frames in a row have waited in vain.
+WAIT_S, ALIVE_S, MOST_LATE = 0.1, 0.5, 3
 KEEP_S = 10.0  # time of samples that are kept
 MAX_STRETCH_S = 5.0  # longest time between two frames; the motion of a longer one is not bridged
 WARNING_PERIOD_S = 5.0  # between two equal warnings
@@ -44,14 +49,17 @@ class ImuSample:
 class ImuHistory:
     """The newest samples of one IMU, in the order of their stamps."""
 
-    def __init__(self, recorded: Iterable[ImuSample] = ()) -> None:
-        """recorded: all samples of a recording, which are read as frames need them."""
+    def __init__(self, recorded: Iterable[ImuSample] = (), wait_s: float = 0.0) -> None:
+        """recorded: all samples of a recording, which are read as frames need them. wait_s: how
+        long a frame waits for samples that are a little late."""
         self._stamps: list[int] = []
         self._values: list[Array] = []
         self.frame_id = ""
         self._recorded: Iterator[ImuSample] = iter(recorded)
         self._ahead: ImuSample | None = None  # after a jump back in the recording
-        self._lock = threading.Lock()  # callbacks add while a worker reads
+        self._arrived = threading.Condition()  # callbacks add while a worker reads
+        self._wait_s, self._received_s = wait_s, -math.inf
+        self._late = 0  # frames in a row for which samples came too late
 
     def __len__(self) -> int:
         return len(self._stamps)
@@ -59,8 +67,10 @@ class ImuHistory:
     def add(self, sample: ImuSample) -> None:
         """Adds a sample; a late one is put in its place, a repeated stamp is dropped. A stamp that
         jumps back starts a new history."""
-        with self._lock:
+        with self._arrived:
             self._add(sample)
+            self._received_s = time.monotonic()
+            self._arrived.notify_all()
 
     def _add(self, sample: ImuSample) -> None:
         stamps = self._stamps
@@ -94,6 +104,18 @@ class ImuHistory:
             else:
                 self._add(sample)
 
+    def _wait_for(self, stamp_ns: int) -> None:
+        """Waits a while for samples as new as a stamp, if some are arriving, and if that has
+        helped lately."""
+
+        def is_there() -> bool:
+            return bool(self._stamps) and self._stamps[-1] >= stamp_ns
+
+        silent_s = time.monotonic() - self._received_s
+        if not is_there() and silent_s < ALIVE_S and self._late < MOST_LATE:
+            self._arrived.wait_for(is_there, self._wait_s)
+        self._late = 0 if is_there() else self._late + 1
+
     def between(self, first_ns: int, last_ns: int, most_ns: int) -> tuple[Array, Array]:
         """Returns stamps int64 [N] and values [N, 6] from one stamp to another one, with
         interpolated values at both.
@@ -101,8 +123,9 @@ class ImuHistory:
         most_ns: longest time between two samples; the last one may be as much too old. Raises
         ImuError if there are none, or with a gap.
         """
-        with self._lock:
+        with self._arrived:
             self._read_to(last_ns)
+            self._wait_for(last_ns)
             begin, end = bisect_right(self._stamps, first_ns), bisect_left(self._stamps, last_ns)
             stamps = np.array(self._stamps[max(begin - 1, 0) : end + 1], np.int64)
             values = np.array(self._values[max(begin - 1, 0) : end + 1]).reshape(-1, 6)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import numpy as np
 import pytest
 
 from da3_ros.config import ImuConfig
-from da3_ros.sensors.imu_input import ImuHistory, ImuInput, ImuSample
+from da3_ros.sensors.imu_input import ImuError, ImuHistory, ImuInput, ImuSample
 from da3_ros.sensors.transform_tree import TransformTree
 
 MS = 1_000_000
@@ -169,3 +172,27 @@ def test_samples_out_of_order_are_sorted_and_repeated_ones_dropped():
     (_, one), _, _ = run(samples, [2, 33])
     np.testing.assert_allclose(one.gyro[:, 0], one.stamps_ns / MS / 5)
     assert len(np.unique(one.stamps_ns)) == len(one.stamps_ns)
+
+
+def test_a_frame_waits_for_samples_that_are_a_little_late():
+    history = ImuHistory(wait_s=2.0)
+    for k in range(20):
+        history.add(sample(5 * k))
+    late = threading.Timer(0.1, lambda: [history.add(sample(5 * k)) for k in range(20, 40)])
+    late.start()
+    stamps, _ = history.between(50 * MS, 150 * MS, 20 * MS)
+    late.join()
+    assert stamps[-1] == 150 * MS
+    assert (np.diff(stamps) <= 5 * MS).all()
+
+
+def test_a_frame_does_not_wait_again_and_again_for_samples_that_never_come(monkeypatch):
+    history, waits = ImuHistory(wait_s=0.001), []
+    for k in range(20):
+        history.add(sample(5 * k))
+    monkeypatch.setattr(history._arrived, "wait_for", lambda *a: waits.append(a))
+    monkeypatch.setattr(time, "monotonic", lambda: history._received_s + 0.1)
+    for _ in range(6):
+        with pytest.raises(ImuError, match="older than the frame"):
+            history.between(50 * MS, 150 * MS, 20 * MS)
+    assert len(waits) == 3
