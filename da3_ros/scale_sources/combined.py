@@ -113,6 +113,8 @@ class CombinedFilter(MeasurementFilter):
         """Forgets what the chosen sources have measured."""
         pairs = zip(self._sources, self._members, chosen, strict=True)
         self._members = tuple(s.estimator() if again else old for s, old, again in pairs)
+        newest = zip(self._newest, chosen, strict=True)
+        self._newest = [None if again else old for old, again in newest]
 
     def note_way(self, T_local_camera: Array, depth: float) -> None:
         """Notes a frame's pose [4, 4]: estimates without news age with the way, over the depth."""
@@ -142,12 +144,16 @@ class CombinedFilter(MeasurementFilter):
         return found
 
     def _aged(self, index: int) -> Estimate | None:
-        """Returns the estimate of a member, with the deviation that it has by now."""
-        found = self._members[index].estimate()
-        if found != self._newest[index]:
-            self._newest[index], self._ways[index] = found, 0.0
+        """Returns the estimate of a member, with the deviation that it has by now.
+
+        One that says nothing, as a LiDAR before a bare wall, keeps its last one: else a source
+        with a bias that was outvoted by it would take over.
+        """
+        found = self._members[index].estimate() or self._newest[index]
         if found is None:
             return None
+        if found != self._newest[index]:
+            self._newest[index], self._ways[index] = found, 0.0
         age = AGES * math.sqrt(self._ways[index])
         return replace(found, sigma=math.hypot(found.sigma, age, self._sources[index].bias))
 

@@ -193,9 +193,27 @@ def test_a_source_that_falls_silent_fades_and_one_that_returns_counts(keeper):
         go(keeper, 1.0)
         values.append(say(keeper, 1.0 + 1e-6 * i, 1.04 - 1e-6 * i, sigma=0.02).value)
     assert keeper.update().source == "a+b"
-    values.append(say(keeper, None, 1.04, sigma=0.02).value)  # a is lost
-    assert state_of(keeper)["a"] == "unknown"
     assert np.abs(np.diff(np.log(values))).max() <= math.log(1.02) + 1e-12
+
+
+def test_one_that_says_nothing_keeps_its_last_estimate_and_ages(keeper, monkeypatch):
+    """A source with a bias does not take over where the true one is silent for a while."""
+    monkeypatch.setattr(keeper.estimator._sources[1], "bias", 0.1)
+    for _ in range(5):
+        before = say(keeper, 1.0, 1.3, sigma=0.02)
+    assert before.value == pytest.approx(TRUE, rel=0.02)
+    for i in range(30):
+        go(keeper, 1.0)
+        scale = say(keeper, None, 1.3 + 1e-6 * i, sigma=0.02)
+    assert scale.value == pytest.approx(TRUE, rel=0.06)
+    assert before.sigma < scale.sigma
+    assert abs(math.log(scale.value / TRUE)) < 2 * scale.sigma
+    assert state_of(keeper)["a"] == "silent"
+    say(keeper, 1.0 + 1e-6, 1.3, sigma=0.02)
+    assert state_of(keeper)["a"] == "counts"
+    keeper.estimator.restart_members([True, False, False])  # what is forgotten counts no more
+    say(keeper, None, 1.3, sigma=0.02)
+    assert state_of(keeper)["a"] == "unknown"
 
 
 def test_a_standing_robot_ages_nothing(keeper):
