@@ -27,6 +27,7 @@ KINDS = {
 }
 # Files of long tests alone, and what shows in short what they show.
 LONG_ALONE = {
+    "bench/test_bench_imu.py": "bench/test_scripts.py",
     "bench/test_benchmarks.py": "bench/test_scripts.py",
     "end_to_end/test_real_images.py": "pipeline/test_blind.py",
     "ros/test_backend_live.py": "backends/test_openvino.py",
