@@ -559,6 +559,8 @@ class LoopClosure(MapListener):
             self._graph.measure_anew()
         elif correction.adjusted:  # what loops have measured stays: it had a say
             self._graph.measure_anew(correction.adjusted)
-        if not correction.adjusted:  # which moves both ends of what waits by little
+        if not (
+            correction.adjusted or correction.levelled
+        ):  # which moves both ends of what waits by little
             self._unconfirmed.clear()
         self.candidates.restart()

@@ -20,7 +20,7 @@ CAUTION = 1.5
 # Least cosine between up and the image's up while no rotation has confirmed the IMU's mount: a
 # mount that is a right angle wrong is not believed then.
 LIKELY = np.cos(np.radians(45.0))
-MOST_SIGMA = np.radians(1.5)  # of what is up, from which on it is not known well enough
+MOST_SIGMA = np.radians(2.0)  # of what is up, from which on it is not known well enough
 
 
 class LevelFinder:

@@ -70,6 +70,7 @@ class SceneMap(MapListener):
     _is_given: bool  # whether it is that of another map
     _has_axes: bool  # whether its axes are level, if not the height of the floor
     is_level: bool  # whether its z is known to be up, and its z = 0 to be the floor
+    turned: bool  # whether its axes have changed after frames were published
     level_finder: LevelFinder
     _up_sigma: float  # of gravity, with which the map was levelled, rad; inf: it was not
 
@@ -177,6 +178,7 @@ class SceneMap(MapListener):
                 "better" if self._has_axes else "from now on",
                 np.degrees(turn),
             )
+        self.turned |= shown
         self.T_ros_map = T_ros_map
         self._has_axes, self.is_level = True, self.is_level or final
         self._up_sigma = np.inf if up is None else up.sigma
@@ -188,7 +190,7 @@ class SceneMap(MapListener):
 
     def _reset_map_pose(self) -> None:
         self.T_ros_map = T_ROS_MAP
-        self.map_placed = self._is_given = self._has_axes = self.is_level = False
+        self.map_placed = self._is_given = self._has_axes = self.is_level = self.turned = False
         self._up_sigma = np.inf
         self.level_finder = LevelFinder(self.config)
 

@@ -295,11 +295,14 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
     def finish(self, pipeline: Pipeline) -> None:
         """Write the files that need the whole scene, if there is one, and the pictures."""
         pipeline.scene_map.finish_recording()
-        if pipeline.config.level.source == "ground" and not pipeline.scene_map.is_level:
+        source = pipeline.config.level.source
+        if source in ("ground", "imu") and not pipeline.scene_map.is_level:
             log.warning(
-                "level.source is ground, but no image showed a floor in metres: there are no "
-                "obstacles, no scan and no occupancy grid"
-            )
+                "level.source is %s, but no image showed a floor in metres: there are no "
+                "obstacles, no scan and no occupancy grid%s", source,
+                "" if source == "ground" or pipeline.scene_map.turned
+                else ", and the map is not level, since gravity was not known well enough",
+            )  # fmt: skip
         if len(pipeline.map.table.path):
             self._write_scene(pipeline)
         self.track_sampler.write(self._path(TRACKS_NAME))
@@ -318,7 +321,11 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
         else:  # behind its keyframes
             write_scene(pipeline.snapshot(), self._path(SCENE))
         scene, stamp = pipeline.scene(), pipeline.map.newest_stamp_ns
-        changed = pipeline.scale.source.learns or pipeline.scene_map.following.enabled
+        changed = (
+            pipeline.scale.source.learns
+            or pipeline.scene_map.following.enabled
+            or pipeline.scene_map.turned
+        )
         if changed or self.resumed or len(scene.components) > 1 or self.mixed:
             self._write_trajectory(pipeline.map.view.path_scene(scene.T_ros_map))
         component = pipeline.map.view.component
