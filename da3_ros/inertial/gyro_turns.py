@@ -221,12 +221,11 @@ class GyroTurns:
         gyro = self._gyros.get(camera)
         return "unknown" if gyro is None else gyro.state
 
-    def note_rest(self, first: int, second: int) -> None:
-        """Takes over that a camera has not moved from one view to a later one: all that the gyro
-        has measured is its bias."""
-        a, b = self._poses.get(first), self._poses.get(second)
-        if a is not None and b is not None:
-            self._gyros[a[0]].compare(a[1], b[1], np.eye(3), AT_REST)
+    def note_rest(self, id: int, R: Array) -> None:
+        """Takes over that a camera stands with rotation R [3, 3] at a view: all that the gyro
+        measures then is its bias."""
+        if (known := self._poses.get(id)) is not None:
+            self._gyros[known[0]].see(known[1], R, AT_REST)
 
     def learn(
         self, views: Iterable[View], poses: Mapping[int, Array], *, by_tracks: bool = True

@@ -214,7 +214,7 @@ class WindowSteps(MapListener):
             out = dataclasses.replace(out, id=frame.id)
             self.blind.sight.see(out, prepared.view.frameset, frame.T_local_camera)
             yield self._at_published_size(out, prepared)
-            self.gyro.note_rest(self.standing.id_of(frame.camera), frame.id)
+            self.gyro.note_rest(frame.id, frame.T_local_camera[:3, :3])
         self.scene_map.measure_depth()
         self.scene_map.carve_floor()
         self._forget_gyro_poses()

@@ -23,6 +23,7 @@ from da3_ros.types import Array, ImuStretch
 # A live frame waits this long for the IMU, if that has sent anything in the last time, and unless
 # so many frames in a row have waited in vain.
 WAIT_S, ALIVE_S, MOST_LATE = 0.1, 0.5, 3
+MOST_MIXED = 3  # changes of the frame_id, beyond which two IMUs send
 KEEP_S = 10.0  # time of samples that are kept
 MAX_STRETCH_S = 5.0  # longest time between two frames; the motion of a longer one is not bridged
 WARNING_PERIOD_S = 5.0  # between two equal warnings
@@ -55,6 +56,7 @@ class ImuHistory:
         self._stamps: list[int] = []
         self._values: list[Array] = []
         self.frame_id = ""
+        self._mixed = 0  # changes of the frame_id
         self._recorded: Iterator[ImuSample] = iter(recorded)
         self._ahead: ImuSample | None = None  # after a jump back in the recording
         self._arrived = threading.Condition()  # callbacks add while a worker reads
@@ -74,6 +76,7 @@ class ImuHistory:
 
     def _add(self, sample: ImuSample) -> None:
         stamps = self._stamps
+        self._mixed += bool(stamps) and sample.frame_id != self.frame_id
         if self._jumps_back(sample.stamp_ns) or sample.frame_id != self.frame_id:
             stamps.clear()
             self._values.clear()
@@ -129,6 +132,8 @@ class ImuHistory:
             begin, end = bisect_right(self._stamps, first_ns), bisect_left(self._stamps, last_ns)
             stamps = np.array(self._stamps[max(begin - 1, 0) : end + 1], np.int64)
             values = np.array(self._values[max(begin - 1, 0) : end + 1]).reshape(-1, 6)
+        if self._mixed > MOST_MIXED:
+            raise ImuError("its messages have several frame_ids: there are two IMUs on the topic")
         if not len(stamps):
             raise ImuError("there are no samples yet")
         if stamps[0] > first_ns:

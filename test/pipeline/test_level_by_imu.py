@@ -11,6 +11,7 @@ from support.driving import level
 from support.pipelines import settings, to_frame
 
 from da3_ros.geometry.poses import invert_pose
+from da3_ros.inertial.mount_check import MountCheck
 from da3_ros.inertial.noise import ImuNoise
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera
@@ -150,3 +151,12 @@ def test_gravity_holds_roll_and_pitch_of_the_map(caplog):
     assert "submaps levelled by gravity" in caplog.text
     assert ends["none"] > 0.6
     assert ends["imu"] < 0.75 * ends["none"]
+
+
+def test_an_imu_with_a_known_fault_is_not_used(caplog, monkeypatch):
+    monkeypatch.setattr(MountCheck, "fault", property(lambda self: "its axes are wrong"), False)
+    monkeypatch.setattr(MountCheck, "fault", MountCheck.fault.setter(lambda self, text: None))
+    pipeline, out, _ = run()
+    assert all(r.T_level_camera is None for r in out)
+    assert [m for m in caplog.messages if "imu" in m] == ["imu: not used: its axes are wrong"]
+    assert not pipeline.loops._graph.problem(metric=True).ups

@@ -196,3 +196,10 @@ def test_a_frame_does_not_wait_again_and_again_for_samples_that_never_come(monke
         with pytest.raises(ImuError, match="older than the frame"):
             history.between(50 * MS, 150 * MS, 20 * MS)
     assert len(waits) == 3
+
+
+def test_two_imus_on_one_topic_are_named():
+    samples = [sample(5 * k, frame="imu" if k % 2 else "other") for k in range(40)]
+    (_, one), warned, _ = run(samples, [50, 100])
+    assert one is None
+    assert "two IMUs" in warned[0]
