@@ -546,6 +546,15 @@ class PoseUncertainty:
         joint.forget(moved)
         systematic.keep({newest})
 
+    @property
+    def at_rest(self) -> Array:
+        """Standard deviations [2] of the motion that a window measures between two views of a
+        standing camera: position over depth, in each axis, and rotation, rad."""
+        _, rotation, position, turning, moving = self.noise.variances
+        least = self._error.least**2 / 3
+        both = np.array([2 * position + moving, 2 * rotation + turning])
+        return np.asarray(np.sqrt(both + least))
+
     def odometry(self, id: int) -> Array | None:
         """Returns the covariance [6, 6] of (position, rotation) since odometry began; None:
         unknown."""

@@ -188,3 +188,17 @@ def with_covariance(
         in_map = rotated_covariance(in_map, R_map_local)
         in_map = in_metres(in_map, unit, sigma, T[:3, 3])
     return dataclasses.replace(frame, covariance_odom=in_odom, covariance_map=in_map)
+
+
+def less_certain(frame: TrackedFrame, variances: Array, unit: float) -> TrackedFrame:
+    """Returns the frame with variances [6] of (position, rotation) added to its covariances.
+
+    variances: in units of odometry and rad, the same in all directions. unit: published units per
+    unit of odometry.
+    """
+    more = np.diag(variances * np.repeat([unit**2, 1.0], 3))
+    odom, in_map = (
+        None if covariance is None else covariance + more
+        for covariance in (frame.covariance_odom, frame.covariance_map)
+    )
+    return dataclasses.replace(frame, covariance_odom=odom, covariance_map=in_map)

@@ -1,8 +1,9 @@
 """A robot that stands: its pose is held, so that nothing drifts.
 
 Each image is compared with that from which on its camera has not moved, so that slow motion adds
-up. Odometry and IMU have a say where the robot has them. A held view gets depth, but changes
-neither odometry nor map: what it would add is the noise of its window.
+up. Odometry and IMU have a say where the robot has them. What windows measure must not contradict:
+an image may show what comes along with the camera. A held view gets depth, but changes neither
+odometry nor map: what it would add is the noise of its window.
 """
 
 from __future__ import annotations
@@ -17,15 +18,19 @@ from scipy.spatial.transform import Rotation
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.alignment import Alignment
+from da3_ros.mapping.covariance import motion
 from da3_ros.pipeline.delivery import PlacedWindow
 from da3_ros.pipeline.window_builder import PreparedView
 from da3_ros.refinement.still_image import ImageMotion, StillImage
 from da3_ros.types import Array, FloatImage, ImuStretch, Prediction, View, Window, WindowEstimate
 
 STILL_PX = 0.15  # common motion of an image, pixels (``still_image.WIDTH``), below which it stands
-# Share of corners that stay, from which on a camera stands; the same with one witness more, as
-# when a conveyor fills half of the image; the first one for near corners.
-CLEAR, SOME, CLEAR_NEAR = 0.8, 0.3, 0.6
+# Share of what has corners that stays, from which on a camera stands by its images; the same of
+# near corners; and of all of the image.
+CLEAR, CLEAR_NEAR, AREA = 0.8, 0.6, 0.3
+# The first one with a witness more, as when a conveyor fills a part of the image: with odometry;
+# with an IMU, to which a constant speed is rest; with both.
+BY_ODOMETRY, BY_IMU, BY_BOTH = 0.3, 0.6, 0.1
 STANDS_NS = 10**9  # how long a camera must have stood before its pose is held
 # Motion by the robot's odometry up to which it stands, and from which on it moves: m, rad.
 STILL_M, STILL_RAD = 0.002, 0.002
@@ -33,6 +38,10 @@ MOVES_M, MOVES_RAD = 0.02, 0.02
 # Spread of an IMU's values about their mean up to which it stands, rad/s and m/s^2, and a mean
 # rate that is no bias.
 STILL_GYRO, STILL_ACCELERATION, MOVES_GYRO = 0.02, 0.2, 0.05
+EXACT_M, EXACT_RAD = 1e-9, 1e-9  # odometry that has moved by less repeats its pose
+# Standard deviations of what a window measures of a standing camera, from which on it moves, and
+# the least of them: of a rotation (rad), and of a position over the depth.
+CONTRADICTS, LEAST = 5.0, 0.002
 FEWEST_SAME = 0.3  # share of pixels with the same depth, below which the scene has changed
 SAME_DEPTH = 0.1  # log ratio
 
@@ -43,6 +52,7 @@ class _Stand:
 
     image: StillImage
     since: View
+    T_local_camera: Array  # [4, 4] of that, as its window has placed it
     id: int  # of the newest placed view
     depth: FloatImage  # [h, w] of that, units of odometry
     # [h, w] on the network's depth of that view, up to its unit: what tracks have corrected.
@@ -59,10 +69,14 @@ class Standing:
         """Begins a new chain."""
         self._cameras: dict[str, _Stand] = {}
         self._moves: set[int] = set()  # ids of views that are not where their camera stood
+        self._measured: set[int] = set()  # ids of views at which odometry has measured rest
+        self._by_odometry: set[int] = set()  # ids of views at which it says so
 
     def holds(self, new: Sequence[PreparedView]) -> bool:
         """Returns whether all cameras stand in the new views of a window, and have done so for a
         while; notes which of them have moved."""
+        self._measured.clear()
+        self._by_odometry.clear()
         still = [self._stands(prepared.view) for prepared in new]
         self._moves = {p.view.id for p, stands in zip(new, still, strict=True) if not stands}
         return all(still) and all(
@@ -78,21 +92,38 @@ class Standing:
             np.zeros(0) if stand.since.K is None else stand.since.K,
         ):
             return False
-        said = [by_odometry(stand.since, view), None if view.imu is None else by_imu(view.imu)]
-        return stands(stand.image.motion_to(view.image), said)
+        odometry = by_odometry(stand.since, view)
+        if odometry:
+            self._by_odometry.add(view.id)
+            if not _repeats(stand.since, view):
+                self._measured.add(view.id)
+        imu = None if view.imu is None else by_imu(view.imu)
+        return stands(stand.image.motion_to(view.image), odometry, imu)
 
-    def note(self, prepared: PreparedView, placed: PlacedWindow, index: int) -> None:
-        """Notes a view that was placed, view ``index`` of its window."""
-        view = prepared.view
-        unit = np.float32(placed.alignment.T_local_window.scale)
+    def note(
+        self, prepared: PreparedView, placed: PlacedWindow, index: int, deviations: Array
+    ) -> None:
+        """Notes a view that was placed, view ``index`` of its window.
+
+        deviations: ``PoseUncertainty.at_rest``. A camera that windows have moved by several of
+        them begins to stand anew.
+        """
+        view, S = prepared.view, placed.alignment.T_local_window
+        unit, T = np.float32(S.scale), S.pose(placed.estimate.T_window_camera[index])
         depth = unit * placed.depth[index]
         with np.errstate(invalid="ignore", divide="ignore"):  # sky, and what is masked
             factors = depth / (unit * placed.prediction.depth[index])
         factors = np.where(np.isfinite(factors), factors, np.float32(1.0))
         stand = self._cameras.get(view.camera)
+        if (
+            stand is not None
+            and view.id not in self._measured
+            and _moved(stand.T_local_camera, T, depth, deviations)
+        ):
+            self._moves.add(view.id)
         if stand is None or view.id in self._moves:
             image = StillImage(view.image, view.valid, depth)
-            self._cameras[view.camera] = _Stand(image, view, view.id, depth, factors)
+            self._cameras[view.camera] = _Stand(image, view, T, view.id, depth, factors)
         else:
             self._cameras[view.camera] = replace(stand, id=view.id, depth=depth, factors=factors)
 
@@ -105,16 +136,35 @@ class Standing:
         """Returns the id of the view whose pose a camera has."""
         return self._cameras[camera].id
 
+    def unseen(self, camera: str, id: int, deviations: Array) -> Array:
+        """Returns the variances [6] of (position, rotation) that a held pose of a camera has more
+        than the one that is held, units of odometry and rad: a motion that windows would not
+        notice. Zero if odometry says at view ``id`` that the robot stands.
+
+        deviations: ``PoseUncertainty.at_rest``.
+        """
+        if id in self._by_odometry:
+            return np.zeros(6)
+        depth = _typical(self._cameras[camera].depth)
+        position, rotation = (np.maximum(deviations, LEAST) * [depth, 1.0]) ** 2
+        return np.repeat([position, rotation], 3)
+
     def placed(
-        self, window: Window, prediction: Prediction, T_local_camera: dict[str, Array]
-    ) -> PlacedWindow | None:
+        self, window: Window, prediction: Prediction, T_local_camera: dict[str, Array],
+        deviations: Array,
+    ) -> PlacedWindow | None:  # fmt: skip
         """Returns a window whose new views are where their cameras stand; None if its depth has
-        nothing to do with what these saw.
+        nothing to do with what these saw, or if the network says that a camera has moved.
 
         T_local_camera: newest poses [4, 4] of all cameras. The depth is corrected as that of the
         camera's last placed frame was, in the unit of which most of both are the same.
+        deviations: ``PoseUncertainty.at_rest``.
         """
         fresh = range(len(window.views) - window.new, len(window.views))
+        if moved := {window.views[i].id for i in fresh
+                     if self._contradicts(window, prediction, i, deviations)}:  # fmt: skip
+            self._moves |= moved
+            return None
         depth, units = prediction.depth.copy(), []
         for i in fresh:
             stand = self._cameras[window.views[i].camera]
@@ -135,25 +185,40 @@ class Standing:
             window, prediction, estimate, Alignment(S, True, math.nan, math.nan), depth
         )
 
+    def _contradicts(
+        self, window: Window, prediction: Prediction, index: int, deviations: Array
+    ) -> bool:
+        """Whether the network says that view ``index`` of a window is not where its camera
+        stands. Odometry that has measured the rest knows better."""
+        view = window.views[index]
+        id = self._cameras[view.camera].id
+        before = next((k for k, v in enumerate(window.views) if v.id == id), None)
+        if before is None or view.id in self._measured:
+            return False
+        poses = WindowEstimate.of(prediction).T_window_camera
+        return _moved(poses[before], poses[index], prediction.depth[index], deviations)
 
-def stands(motion: ImageMotion, said: Sequence[bool | None]) -> bool:
+
+def stands(image: ImageMotion, odometry: bool | None, imu: bool | None) -> bool:
     """Returns whether a camera stands.
 
-    said: by odometry and IMU, whether the robot stands; None: unknown. One that says no decides.
-    Images alone must be clear, also near the camera: what is far stays where it is if the robot
-    moves. Where things move in front of a robot, one witness suffices, and where they fill the
-    image, two.
+    odometry, imu: whether they say that the robot stands; None: unknown. One that says no decides.
+    Images alone must be clear, in much of their area, and also near the camera: what is far stays
+    where it is if the robot moves. Where things move in front of a robot, less suffices with a
+    witness. An image that shows nothing needs both; one in which all moves is not overruled.
     """
-    if False in said:
+    if odometry is False or imu is False:
         return False
-    witnesses = sum(one is True for one in said)
-    if witnesses == 2:
-        return not motion.share > SOME or motion.pixels < STILL_PX
-    if not motion.pixels < STILL_PX:
-        return False
-    if witnesses and motion.share >= SOME:
+    if odometry and imu and math.isnan(image.share):
         return True
-    return motion.share >= CLEAR and motion.near_share >= CLEAR_NEAR
+    if image.share < BY_BOTH or not (image.pixels < STILL_PX or (odometry and imu)):
+        return False
+    if odometry and imu:
+        return image.pixels < STILL_PX or image.share <= BY_ODOMETRY
+    if (odometry and image.share >= BY_ODOMETRY) or (imu and image.share >= BY_IMU):
+        return True
+    clear = image.share >= CLEAR and image.near_share >= CLEAR_NEAR
+    return clear and image.area >= AREA
 
 
 def by_odometry(since: View, view: View) -> bool | None:
@@ -169,6 +234,14 @@ def by_odometry(since: View, view: View) -> bool | None:
     return True if way < STILL_M and turn < STILL_RAD else None
 
 
+def _repeats(since: View, view: View) -> bool:
+    """Whether odometry repeats its pose without any noise, as it does where it is stuck."""
+    if since.T_prior_camera is None or view.T_prior_camera is None:
+        return False
+    angle, distance = motion(since.T_prior_camera, view.T_prior_camera)
+    return distance < EXACT_M and angle < EXACT_RAD
+
+
 def by_imu(stretch: ImuStretch) -> bool | None:
     """Returns whether an IMU says that it stands; None: it does not tell."""
     gyro, acceleration = (
@@ -178,6 +251,22 @@ def by_imu(stretch: ImuStretch) -> bool | None:
     if turns or gyro > 3 * STILL_GYRO or acceleration > 3 * STILL_ACCELERATION:
         return False
     return True if gyro < STILL_GYRO and acceleration < STILL_ACCELERATION else None
+
+
+def _moved(T_before: Array, T_after: Array, depth: FloatImage, deviations: Array) -> bool:
+    """Whether two measured poses [4, 4] of a camera are apart by several of their ``deviations``.
+
+    depth: [h, w] z-depth in the unit of the poses.
+    """
+    angle, distance = motion(T_before, T_after)
+    over = np.array([distance / _typical(depth), angle]) / np.maximum(deviations, LEAST)
+    return bool(over.max() > CONTRADICTS)
+
+
+def _typical(depth: FloatImage) -> float:
+    """Returns the median of a z-depth [h, w]; 1 if none is known."""
+    known = depth[np.isfinite(depth) & (depth > 0)]
+    return float(np.median(known)) if known.size else 1.0
 
 
 def _unit(depth: FloatImage, known: FloatImage) -> float:

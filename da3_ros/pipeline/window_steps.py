@@ -28,7 +28,13 @@ from da3_ros.mapping.map_table import NO_SUBMAP, MapListener, OverlapView
 from da3_ros.mapping.pose_hint import PoseHint
 from da3_ros.mapping.resizing import Cut
 from da3_ros.pipeline.blind_frames import REFUSED, BlindFrames, Bridge
-from da3_ros.pipeline.delivery import UNPLACED, PlacedWindow, report_of, tracked_frame
+from da3_ros.pipeline.delivery import (
+    UNPLACED,
+    PlacedWindow,
+    less_certain,
+    report_of,
+    tracked_frame,
+)
 from da3_ros.pipeline.keyframe_recording import KeyframeData
 from da3_ros.pipeline.place_features import PlaceFeatures
 from da3_ros.pipeline.pose_conditioning import turned_by_gyro, unit_by_prior
@@ -189,7 +195,8 @@ class WindowSteps(MapListener):
         searches = sight.was_blind or sight.attempts or not self.scene_map.submaps.pose_known
         if learns or searches or not self.odometry.fits or self.odometry.prior.leads_poses(window):
             return None
-        return self.standing.placed(window, prediction, self.odometry.newest)
+        deviations = self.odometry.uncertainty.at_rest
+        return self.standing.placed(window, prediction, self.odometry.newest, deviations)
 
     def _deliver_held(
         self, new: list[PreparedView], placed: PlacedWindow, start: float
@@ -211,7 +218,11 @@ class WindowSteps(MapListener):
             # The pose is that of the last placed view, and so are its errors.
             of_pose = dataclasses.replace(frame, id=self.standing.id_of(frame.camera))
             out = self.scene_map.published(of_pose, self.odometry.uncertainty)
-            out = dataclasses.replace(out, id=frame.id)
+            unseen = self.standing.unseen(
+                frame.camera, prepared.view.id, self.odometry.uncertainty.at_rest
+            )
+            unit = self.scene_map.scale.published_unit(frame.scale)
+            out = less_certain(dataclasses.replace(out, id=frame.id), unseen, unit)
             self.blind.sight.see(out, prepared.view.frameset, frame.T_local_camera)
             yield self._at_published_size(out, prepared)
             self.gyro.note_rest(frame.id, frame.T_local_camera[:3, :3])
@@ -354,7 +365,7 @@ class WindowSteps(MapListener):
                     chain=self.odometry.chain,
                 )
         self.counters["processed"] += 1
-        self.standing.note(prepared, placed, index)
+        self.standing.note(prepared, placed, index, self.odometry.uncertainty.at_rest)
         self.pose_search.add(frame.stamp_ns, known=self.scene_map.submaps.pose_known)
         frame = self.scene_map.corrected(frame)
         out = self.scene_map.published(frame, self.odometry.uncertainty)

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 
+import cv2
 import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
@@ -11,7 +12,7 @@ from da3_ros.config import config_from_parameters
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.pipeline.standing import by_imu, by_odometry, stands
-from da3_ros.refinement.still_image import ImageMotion
+from da3_ros.refinement.still_image import ImageMotion, StillImage
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.truth import Noise, TruthSession
 from da3_ros.types import Frame, ImuStretch, View
@@ -193,13 +194,101 @@ def test_a_standing_robot_without_metres_still_gets_them():
     assert np.nanmedian(out[-1].depth_m / frames[-1].depth) == pytest.approx(1.0, rel=0.05)
 
 
+# What comes along with the camera
+
+
+def with_body(image):
+    """A sharp pattern in the lower sixth, in fog that takes four fifths of the contrast."""
+    image = (128 + 0.2 * (image.astype(float) - 128)).astype(np.uint8)
+    image[-SIZE[1] // 6 :] = 250
+    image[-SIZE[1] // 6 :: 6, ::6] = 5
+    image[-SIZE[1] // 6 + 1 :: 6, ::6] = 5
+    image[-SIZE[1] // 6 :: 6, 1::6] = 5
+    return image
+
+
+def with_text(image):
+    """Two lines of text, in dusk."""
+    image = np.ascontiguousarray((0.3 * image.astype(float)).astype(np.uint8))
+    for text, row in (("CAM 01 2026-11-27", 10), ("BAT 12V ALT 10m", SIZE[1] - 4)):
+        cv2.putText(image, text, (2, row), 0, 0.35, (255, 255, 255), 1)
+    return image
+
+
+def with_drops(image):
+    """Dark drops on the lens, in fog."""
+    image = np.ascontiguousarray((128 + 0.3 * (image.astype(float) - 128)).astype(np.uint8))
+    for x, y in np.random.default_rng(0).integers(6, (SIZE[0] - 6, SIZE[1] - 6), (14, 2)):
+        cv2.circle(image, (int(x), int(y)), 2, (20, 20, 20), -1)
+    return image
+
+
+def with_bad_pixels(image):
+    """Pixels of the sensor that are always bright, at night."""
+    image = (20 + 0.15 * (image.astype(float) - 128)).clip(0, 255).astype(np.uint8)
+    image[np.random.default_rng(0).random(image.shape[:2]) < 0.006] = 255
+    return image
+
+
+@pytest.fixture(scope="module")
+def walk():
+    return frames_at(list(SyntheticCamera(3, SIZE, walk="loop", frames=24).T_room_camera), 5.0)
+
+
+@pytest.mark.parametrize("fixed", [with_body, with_text, with_drops, with_bad_pixels])
+def test_what_is_fixed_in_the_image_does_not_speak_for_it(walk, fixed):
+    _, frames = walk
+    f, g = frames[8], frames[12]
+    image = StillImage(fixed(f.image), None, f.depth)
+    assert not stands(image.motion_to(fixed(g.image)), None, None)
+    assert not stands(image.motion_to(fixed(g.image)), None, True)
+    again = fixed(f.image) + np.random.default_rng(1).integers(0, 3, f.image.shape, np.uint8)
+    assert stands(image.motion_to(again), True, None)
+
+
+@pytest.mark.parametrize("told", [None, np.eye(4)])
+def test_a_robot_that_windows_see_moving_is_not_held(walk, told):
+    """All images show one thing; odometry is silent, or repeats its pose without any noise."""
+    camera, frames = walk
+    rng = np.random.default_rng(1)
+    same = [
+        dataclasses.replace(f, image=frames[0].image // 2
+                            + rng.integers(0, 4, f.image.shape, np.uint8))
+        for f in frames
+    ]  # fmt: skip
+    pipeline, out, _ = run(camera, same, None if told is None else [told] * len(frames))
+    assert not pipeline.counters["frames_standing"]
+    # As far as it truly moves, where odometry gives no unit.
+    moved = apart(out[0].T_map_camera, out[12].T_map_camera)[0]
+    true = apart(frames[0].T_room_camera, frames[12].T_room_camera)[0]
+    assert told is not None or moved > 0.5 * true
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+def test_what_images_alone_hold_is_less_certain(noisy):
+    """A motion that a window would not notice is stated; not so where odometry measures rest."""
+    way = drive()[:DRIVE]
+    camera, frames = frames_at(way + [way[-1]] * 8)
+    rng = np.random.default_rng(0)
+    priors = [invert_pose(way[0]) @ f.T_room_camera for f in frames]
+    for T in priors:
+        T[:3, 3] += 1e-4 * rng.standard_normal(3)
+    pipeline, out, _ = run(camera, frames, priors if noisy else None)
+    assert pipeline.counters["frames_standing"] > 4
+    placed, held = (np.sqrt(np.diag(out[k].covariance_odom)[:3]) for k in (DRIVE, -1))
+    assert (held > 1.05 * placed).all() != noisy
+
+
 # Who decides
 
 
-STILL, HALF, FILLED = (ImageMotion(s, s, 0.02) for s in (0.97, 0.5, 0.05))
-FAR = ImageMotion(0.85, 0.4, 0.02)  # what is near has moved
-CREEPS = ImageMotion(1.0, 1.0, 0.3)
-FEW = ImageMotion(float("nan"), float("nan"), float("inf"))
+STILL, MOST, HALF, FILLED, ALL = (
+    ImageMotion(s, s, s, 0.02) for s in (0.97, 0.7, 0.5, 0.2, 0.05)
+)  # fmt: skip
+FAR = ImageMotion(0.85, 0.4, 0.8, 0.02)  # what is near has moved
+SMALL = ImageMotion(0.97, 0.97, 0.2, 0.02)  # a text on a picture that shows nothing else
+CREEPS = ImageMotion(1.0, 1.0, 1.0, 0.3)
+FEW = ImageMotion(float("nan"), float("nan"), 0.0, float("inf"))
 
 
 @pytest.mark.parametrize(
@@ -211,12 +300,17 @@ FEW = ImageMotion(float("nan"), float("nan"), float("inf"))
         (STILL, (True, False), False),
         (HALF, (None, None), False),
         (HALF, (True, None), True),
-        (HALF, (None, True), True),
+        (MOST, (None, None), False),
+        (MOST, (None, True), True),
+        (HALF, (None, True), False),
         (HALF, (True, False), False),
         (FAR, (None, None), False),
         (FAR, (None, True), True),
         (FILLED, (True, None), False),
         (FILLED, (True, True), True),
+        (ALL, (True, True), False),
+        (SMALL, (None, None), False),
+        (SMALL, (True, None), True),
         (FEW, (None, None), False),
         (FEW, (True, None), False),
         (FEW, (True, True), True),
@@ -225,7 +319,7 @@ FEW = ImageMotion(float("nan"), float("nan"), float("inf"))
     ],
 )
 def test_who_decides_whether_a_robot_stands(motion, said, held):
-    assert stands(motion, said) == held
+    assert stands(motion, *said) == held
 
 
 def test_odometry_says_whether_the_robot_stands():
