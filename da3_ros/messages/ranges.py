@@ -28,7 +28,9 @@ _TYPES = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 8: "f8"
 _FLOATS = (7, 8)
 TIME_FIELDS = ("t", "time", "timestamp", "offset_time", "time_stamp")
 LONGEST_S = 1.0  # of a sweep; times farther from the message's stamp are not understood
-_NANOSECONDS = 1e12  # floating-point times above this are not in seconds
+# Units of times, ns; and how long sweeps last, by which a driver's unit is told, ns.
+_UNITS = {"nanoseconds": 1, "microseconds": 10**3, "milliseconds": 10**6, "seconds": 10**9}
+_SWEEP = 2e6, 5e8
 
 
 def read_ranges(kind: str, message: Any) -> RangeScan:
@@ -47,7 +49,8 @@ def read_cloud(message: Any) -> RangeScan:
 
     The fields x, y and z may be float32 or float64, anywhere in a point, of either byte order. A
     field named as one of ``TIME_FIELDS`` gives each point its own stamp: integers are
-    nanoseconds, floating-point numbers seconds; since the cloud's stamp, or absolute.
+    nanoseconds, floating-point numbers seconds, unless a sweep cannot be as short or long; since
+    the cloud's stamp, or absolute.
     """
     points = _points(message)
     xyz = np.stack([points[name].astype(np.float32) for name in "xyz"], axis=1)
@@ -56,7 +59,11 @@ def read_cloud(message: Any) -> RangeScan:
     name = next((n for n in TIME_FIELDS if n in (points.dtype.names or ())), None)
     stamps = None
     if name is not None and good.any():
-        stamps = _stamps(points[name][good], stamp)
+        usual = "nanoseconds" if points[name].dtype.kind in "iu" else "seconds"
+        unit = _unit(points[name][good], usual)
+        stamps = _stamps(points[name][good], _UNITS[unit], stamp)
+        if stamps is not None and unit != usual == "nanoseconds":
+            note = f"the field {name} is taken as {unit}, by the time that a sweep lasts"
         if stamps is None:
             note = f"the field {name} has no times near the cloud's stamp: that is used"
     return RangeScan(message.header.frame_id, stamp, xyz[good], stamps, note=note)
@@ -95,15 +102,27 @@ def _points(message: Any) -> NDArray[Any]:
     return np.ndarray((height, width), kind, data, strides=(row, step)).reshape(-1)
 
 
-def _stamps(times: NDArray[Any], stamp: int) -> NDArray[np.int64] | None:
-    """Returns the points' own stamps [N], ns; None if they are not near that of the message."""
+def _unit(times: NDArray[Any], usual: str) -> str:
+    """Returns the unit of points' times [N]: the usual one, unless a sweep takes another time."""
+    span = float(times.max()) - float(times.min())
+    if not span or _SWEEP[0] <= span * _UNITS[usual] <= LONGEST_S * 1e9:
+        return usual
+    fitting = (name for name, ns in _UNITS.items() if _SWEEP[0] <= span * ns <= _SWEEP[1])
+    return next(fitting, usual)
+
+
+def _stamps(times: NDArray[Any], unit: int, stamp: int) -> NDArray[np.int64] | None:
+    """Returns the points' own stamps [N], ns; None if they are not near that of the message.
+
+    unit: of the times, ns.
+    """
     if times.dtype.kind in "iu":
-        ns = times.astype(np.int64)
+        ns = times.astype(np.int64) * unit
     else:
         given = times.astype(np.float64)
         if not np.isfinite(given).all():
             return None
-        ns = np.rint(given * (1.0 if np.abs(given).max() > _NANOSECONDS else 1e9)).astype(np.int64)
+        ns = np.rint(given * unit).astype(np.int64)
     for offset in (ns, ns - stamp):
         if np.abs(offset).max() <= LONGEST_S * 1e9:
             return np.asarray(stamp + offset, np.int64)

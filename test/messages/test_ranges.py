@@ -92,7 +92,17 @@ def test_points_have_their_own_times(name, kind, values):
     np.testing.assert_allclose(found.stamps_ns - STAMP, OFFSETS, atol=1000)
 
 
-@pytest.mark.parametrize("values", [[5.0, 6, 7, 8], [np.nan, 0, 0, 0], [1e9, 1e9, 1e9, 1e9]])
+@pytest.mark.parametrize(
+    ("kind", "unit", "named"),
+    [("u4", 10**3, "microseconds"), ("u4", 10**6, "milliseconds"), ("f4", 10**3, "")],
+)
+def test_the_unit_of_times_is_that_in_which_a_sweep_lasts(kind, unit, named):
+    found = read_ranges(CLOUD, cloud([*xyz(), ("t", kind, OFFSETS / unit)]))
+    np.testing.assert_allclose(found.stamps_ns - STAMP, OFFSETS, atol=1000)
+    assert (f"the field t is taken as {named}" in found.note) == bool(named)
+
+
+@pytest.mark.parametrize("values", [[5.0, 60, 700, 8000], [np.nan, 0, 0, 0], [1e9, 1e9, 1e9, 1e9]])
 def test_times_far_from_the_stamp_are_named_and_not_used(values):
     found = read_ranges(CLOUD, cloud([*xyz(), ("time", "f8", np.array(values))]))
     assert found.stamps_ns is None
