@@ -121,8 +121,8 @@ class Anchoring:
             return
         metres = T_ros_map.scale
         lengths = {id: s.T_map_submap.scale * metres for id, s in submaps.items()}
-        rows = poses.rows[poses.rows["camera"] == poses.cameras.index(camera)]
-        own = OwnPoses.of(rows, lengths)
+        oldest = min(given.stamp_ns for given in self._waiting)
+        own = OwnPoses.of(_since(poses.rows, poses.cameras.index(camera), oldest), lengths)
         if not len(own.stamps):
             return
         given = list(self._waiting)
@@ -223,6 +223,14 @@ class Anchoring:
         J[0, 0], J[1:4, 1:4], J[4:, 4:] = 1.0, T.R.T, T.R.T / T.scale
         covariance = J @ found.covariance @ J.T
         return replace(out, followed=False, anchored=True, covariance=covariance)
+
+
+def _since(rows: Array, camera: int, stamp_ns: int) -> Array:
+    """Returns the rows of a camera's path from the last one at or before a time on."""
+    own = rows["camera"] == camera
+    before = np.flatnonzero(own & (rows["stamp_ns"] <= stamp_ns))
+    first = int(before[-1]) if len(before) else 0
+    return np.asarray(rows[first:][own[first:]])
 
 
 def _rigid(S: Similarity, scale: float) -> Array:
