@@ -167,9 +167,16 @@ class Trajectory:
             raise IndexError("no pose yet")
         return self._newest_ns
 
-    def poses(self) -> Poses:
-        """Returns a copy of all poses, in the frames of their submaps."""
+    def poses(self, camera: str = "", since_ns: int | None = None) -> Poses:
+        """Returns a copy of all poses, in the frames of their submaps.
+
+        since_ns: only from the last one of ``camera`` on that is not later; None: all.
+        """
         rows = self._rows[: self._size]
+        if since_ns is not None and camera in self._cameras:
+            own = rows["camera"] == self._cameras.index(camera)
+            before = np.flatnonzero(own & (rows["stamp_ns"] <= since_ns))
+            rows = rows[before[-1] if len(before) else 0 :]
         stood = np.flatnonzero(rows["standing_ns"])
         ends = rows["stamp_ns"][stood] + rows["standing_ns"][stood]
         rows = _inserted(rows, stood, ends, _next_of_camera(rows["camera"])[stood])

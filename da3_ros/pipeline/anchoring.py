@@ -79,16 +79,17 @@ class Anchoring:
         self._told = kind
 
     def correction(
-        self, submaps: Mapping[int, Submap], poses: Callable[[], Poses], camera: str,
+        self, submaps: Mapping[int, Submap], poses: Callable[[str, int], Poses], camera: str,
         problem: Problem, T_ros_map: Similarity, *, level: bool,
     ) -> Correction | None:  # fmt: skip
         """Returns the correction that brings the map to its anchors; None if it lies there.
 
-        poses: in the frames of their submaps. camera: the leading one. problem: the graph.
+        poses: of a camera since a time, in the frames of their submaps. camera: the leading one. problem: the graph.
         T_ros_map: with metres per map unit. level: whether the map's z is up.
         """
         if self._waiting:
-            self._take(submaps, poses(), camera, T_ros_map)
+            oldest = min(given.stamp_ns for given in self._waiting)
+            self._take(submaps, poses(camera, oldest), camera, T_ros_map)
         # A new scale moves what is far from the map's origin.
         far = float(np.linalg.norm(submaps[max(submaps)].T_map_submap.t)) if submaps else 0.0
         grown = self.placed and abs(T_ros_map.scale - self._metres) * far > GROWN_M
@@ -121,8 +122,8 @@ class Anchoring:
             return
         metres = T_ros_map.scale
         lengths = {id: s.T_map_submap.scale * metres for id, s in submaps.items()}
-        oldest = min(given.stamp_ns for given in self._waiting)
-        own = OwnPoses.of(_since(poses.rows, poses.cameras.index(camera), oldest), lengths)
+        rows = poses.rows[poses.rows["camera"] == poses.cameras.index(camera)]
+        own = OwnPoses.of(rows, lengths)
         if not len(own.stamps):
             return
         given = list(self._waiting)
@@ -223,14 +224,6 @@ class Anchoring:
         J[0, 0], J[1:4, 1:4], J[4:, 4:] = 1.0, T.R.T, T.R.T / T.scale
         covariance = J @ found.covariance @ J.T
         return replace(out, followed=False, anchored=True, covariance=covariance)
-
-
-def _since(rows: Array, camera: int, stamp_ns: int) -> Array:
-    """Returns the rows of a camera's path from the last one at or before a time on."""
-    own = rows["camera"] == camera
-    before = np.flatnonzero(own & (rows["stamp_ns"] <= stamp_ns))
-    first = int(before[-1]) if len(before) else 0
-    return np.asarray(rows[first:][own[first:]])
 
 
 def _rigid(S: Similarity, scale: float) -> Array:

@@ -175,3 +175,15 @@ def test_forgotten_poses_leave_the_newest_stamp_of_a_standing_camera():
     row(held, 5, 0, "front")
     held.forget(1)
     assert held.newest_stamp_ns == 5 * STEP_NS
+
+
+def test_a_part_of_a_path_begins_with_the_last_pose_before_its_time():
+    """Of one camera; also after time has jumped back."""
+    held = Trajectory()
+    for begin in (0, 20):
+        for k in range(begin, begin + 40):
+            row(held, k, k, "ab"[k % 2], x=float(k))
+    assert stamps(held.poses("a", 55 * STEP_NS))[0] == 54
+    assert stamps(held.poses("a", 55 * STEP_NS)) == stamps(held.poses())[-6:]
+    assert len(held.poses("a", 15 * STEP_NS)) == 80 - 14
+    assert len(held.poses("a", -1)) == len(held.poses("c", 55 * STEP_NS)) == 80

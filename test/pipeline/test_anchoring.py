@@ -9,8 +9,6 @@ from support.sessions import METRIC, SETTINGS, MetricModel
 from da3_ros.config import config_from_parameters
 from da3_ros.geometry.poses import T_ROS_MAP, invert_pose
 from da3_ros.mapping.anchors import about_z
-from da3_ros.mapping.trajectory import ROW
-from da3_ros.pipeline.anchoring import _since
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.types import UNKNOWN_RAD2, Calibration, Frame, GlobalPose
 
@@ -150,20 +148,6 @@ def test_an_anchor_between_two_frames_counts_at_its_own_time(truth):
     a, b = out[14][1][:3, 3], true_pose(truth[14])[:3, 3]
     assert np.linalg.norm(a - b) < 0.3
     assert pipeline.counters["anchors_without_frame"] == 0
-
-
-def test_only_the_path_since_the_oldest_waiting_pose_is_looked_at():
-    """Of a path of hours, also after its time has jumped back, and of the leading camera alone."""
-    rows = np.zeros(100_000, ROW)
-    rows["stamp_ns"] = 100 * np.arange(len(rows))
-    rows["stamp_ns"][50_000:] -= 5000
-    rows["camera"] = np.arange(len(rows)) % 2
-    newest = int(rows["stamp_ns"][-1])
-    found = _since(rows, 0, newest - 1000)
-    np.testing.assert_array_equal(found["stamp_ns"], np.arange(newest - 1100, newest, 200))
-    assert len(_since(rows, 0, -10)) == 50_000
-    assert int(_since(rows, 0, 100 * 49_970)["stamp_ns"][0]) == 100 * 49_970
-    assert len(_since(rows, 0, 100 * 49_970)) == 24_990
 
 
 @pytest.mark.parametrize(
