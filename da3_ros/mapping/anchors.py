@@ -24,6 +24,7 @@ RIGID = np.array([1e-4, 1e-4, 1e-4])  # sigma of a base in its submap: none, but
 WRONG = 1e-4  # probability of a misfit as large by chance, from which on an anchor is wrong
 KNOWN_RAD = 0.3  # largest standard deviation of an orientation that places a map
 UPRIGHT_RAD = 0.05  # of what is up at the oldest anchor, where none says it
+GROWTH = 1e-3  # by which lengths grow, to see what a new scale moves
 MOST_TRIED = 24  # anchors that are tried to place a map
 DRIFT = 0.05  # of odometry over the way, while a map is placed
 AGREE = 3.0  # standard deviations
@@ -67,6 +68,8 @@ class Anchored:
     metres: list[float]  # of each anchor, how far the map is from it
     covariance: Array  # [7, 7] of the newest node's pose, log scale first, in ``ros``
     bound: list[bool]  # of each node, whether anchors are connected to it
+    # [3] the place from which a new scale moves the newest node: anchors hold the map there
+    centre: Array
 
 
 def placement(bases: Sequence[Array], anchors: Sequence[Anchor], *, level: bool) -> Array | None:
@@ -169,7 +172,20 @@ def solve_anchored(
     newest = max((k for k, b in enumerate(bound) if b), default=0)
     sure = marginal(found.nodes, edges, fixed=0, of=newest + 1, metric=True)
     moves = [now @ was.inverse() for now, was in zip(found.nodes[1:], before, strict=False)]
-    return Anchored(_with_unbound(moves, bound, near), wrong, metres, sure, bound)
+    moves = _with_unbound(moves, bound, near)
+    centre = _centre(found.nodes, edges, newest + 1)
+    return Anchored(moves, wrong, metres, sure, bound, centre)
+
+
+def _centre(nodes: Sequence[Similarity], edges: Sequence[Edge], of: int) -> Array:
+    """Returns the place [3] from which node ``of`` of a solved graph moves by a new scale: in
+    proportion to the distance from it."""
+    grown = [
+        replace(e, measured=replace(e.measured, t=(1 + GROWTH) * e.measured.t)) if e.first else e
+        for e in edges
+    ]
+    moved = optimize(nodes, grown, fixed=0, metric=True).nodes[of]
+    return np.asarray(nodes[of].t - (moved.t - nodes[of].t) / GROWTH)
 
 
 def _with_unbound(

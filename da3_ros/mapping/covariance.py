@@ -592,7 +592,7 @@ def in_metres(covariance: Array, scale: float, sigma: float, position: Array) ->
     """Returns a covariance [6, 6] of (position, rotation) with positions in metres.
 
     scale: metres per unit. sigma: its relative standard deviation (NaN: not stated), which moves a
-    camera at ``position`` [3] (metres) along its direction from the origin.
+    camera at ``position`` [3] (metres from the place that it does not move) along its direction.
     """
     units = np.array([scale, scale, scale, 1, 1, 1])
     out = covariance * np.outer(units, units)

@@ -54,6 +54,9 @@ class Anchoring:
         self._metres = float("nan")  # per map unit, at the last solution
         self._fits = True  # whether the anchors since the last solution lie where the map has them
         self._told = ""
+        # [3] the place that a new scale does not move, in the published map, metres; None: it is
+        # the map's origin
+        self.centre: Array | None = None
         self.placed = False  # whether the map lies where the anchors have it
         self.says_up = False  # whether an anchor has an orientation
 
@@ -84,8 +87,8 @@ class Anchoring:
     ) -> Correction | None:  # fmt: skip
         """Returns the correction that brings the map to its anchors; None if it lies there.
 
-        poses: of a camera since a time, in the frames of their submaps. camera: the leading one. problem: the graph.
-        T_ros_map: with metres per map unit. level: whether the map's z is up.
+        poses: of a camera since a time, in the frames of their submaps. camera: the leading one.
+        problem: the graph. T_ros_map: with metres per map unit. level: whether the map's z is up.
         """
         if self._waiting:
             oldest = min(given.stamp_ns for given in self._waiting)
@@ -104,7 +107,7 @@ class Anchoring:
         if found is None:
             return None
         self._windows, self._due, self._fits = 0, False, True
-        self._metres = T_ros_map.scale
+        self._metres, self.centre = T_ros_map.scale, found.centre
         self._report(anchors, found)
         first = [node.first for node in problem.nodes]
         back, after = T_ros_map.inverse(), {}

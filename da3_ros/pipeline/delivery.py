@@ -169,13 +169,14 @@ def _focal_ratio(window: Window, estimate: WindowEstimate) -> float:
 
 def with_covariance(
     frame: TrackedFrame, T_odom_local: Array, T_local_camera: Array, unit: float,
-    R_map_local: Array | None, uncertainty: PoseUncertainty,
+    R_map_local: Array | None, uncertainty: PoseUncertainty, centre: Array,
 ) -> TrackedFrame:  # fmt: skip
     """Returns the frame with its covariances, in the map's axes and the published unit.
 
     Transforms [4, 4] are in the published unit; ``unit``: of those per unit of odometry.
     ``T_odom_local`` is what odometry has not taken over of later estimates: a known part of its
-    error. R_map_local [3, 3]: None if the pose in the map is unknown.
+    error. R_map_local [3, 3]: None if the pose in the map is unknown. centre [3]: the place in the
+    map that a new scale does not move.
     """
     sigma, T = frame.scale.sigma, frame.T_map_camera
     in_odom = uncertainty.odometry(frame.id)
@@ -186,7 +187,7 @@ def with_covariance(
     in_map = None if R_map_local is None else uncertainty.in_map(frame.id)
     if in_map is not None and R_map_local is not None:
         in_map = rotated_covariance(in_map, R_map_local)
-        in_map = in_metres(in_map, unit, sigma, T[:3, 3])
+        in_map = in_metres(in_map, unit, sigma, T[:3, 3] - centre)
     return dataclasses.replace(frame, covariance_odom=in_odom, covariance_map=in_map)
 
 

@@ -553,7 +553,18 @@ class SceneMap(MapListener):
         # A followed SLAM's errors count, and it does not state them.
         known = self.submaps.pose_known and not (self.following.enabled or self._is_bridged)
         R_map_local = T_map_local[:3, :3] if known else None
-        return with_covariance(out, T_odom_local, T_local_camera, unit, R_map_local, uncertainty)
+        return with_covariance(
+            out, T_odom_local, T_local_camera, unit, R_map_local, uncertainty, self._scale_centre
+        )
+
+    @property
+    def _scale_centre(self) -> Array:
+        """The place [3] in the map, metres, that a new scale does not move: its origin, unless
+        global poses hold the map."""
+        if self.anchoring.centre is None:
+            return np.zeros(3)
+        T_map_ros = invert_pose(self.T_ros_map)
+        return np.asarray(T_map_ros[:3, :3] @ self.anchoring.centre + T_map_ros[:3, 3])
 
     def close_loop(self, *, wait: bool = False) -> bool:
         """Corrects the submaps if a loop was found and solved; returns whether. The newest submap

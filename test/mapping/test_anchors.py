@@ -1,5 +1,7 @@
 """Global poses as factors on the graph of submaps: held heading and drift, and honest errors."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
@@ -97,6 +99,32 @@ def test_a_map_lies_where_tags_have_it_and_drift_is_held(at):
     assert off(base_of(found, nodes, COUNT - 1), way()[-1]) < (0.15 if 23 in at else 4.0)
     assert not any(found.wrong)
     assert all(found.bound)
+
+
+@pytest.mark.parametrize("at", [(3,), (2, 20)])
+def test_the_scale_counts_from_where_anchors_are(at):
+    """As another scale moves the newest node: not in proportion to the distance from the map's
+    origin, 100 m away."""
+    rng = np.random.default_rng(5)
+    problem, nodes = graph(rng)
+    anchors = [anchor(i, TAG, rng) for i in at]
+    found, _ = solved(problem, nodes, anchors)
+
+    def grown(T):
+        return replace(T, t=1.01 * T.t)
+
+    larger = replace(
+        problem, poses=tuple(map(grown, problem.poses)),
+        edges=[replace(e, measured=grown(e.measured)) for e in problem.edges],
+    )  # fmt: skip
+    there = {i: grown(T) for i, T in nodes.items()}
+    other, _ = solved(larger, there, anchors)
+    newest = (found.moves[-1] @ nodes[COUNT - 1]).t
+    moved = (other.moves[-1] @ there[COUNT - 1]).t - newest
+    arm = newest - found.centre
+    assert moved == pytest.approx(0.01 * arm, abs=0.02)
+    assert (np.linalg.norm(arm) > 5) == (len(at) == 1)
+    assert np.linalg.norm(arm) < 20
 
 
 def level_graph(rng):

@@ -147,6 +147,10 @@ def test_an_anchor_between_two_frames_counts_at_its_own_time(truth):
     pipeline, out = run(truth[:20], {12: [given]})
     a, b = out[14][1][:3, 3], true_pose(truth[14])[:3, 3]
     assert np.linalg.norm(a - b) < 0.3
+    # Not with the error of the scale times the distance from the map's origin, 36 m.
+    result = out[14][0]
+    assert np.linalg.norm(result.T_map_camera[:3, 3]) > 30
+    assert np.sqrt(np.diag(result.covariance_map)[:3].max()) < 0.2
     assert pipeline.counters["anchors_without_frame"] == 0
 
 
