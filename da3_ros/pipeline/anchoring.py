@@ -7,6 +7,7 @@ graph of submaps is solved with them, and the map moves. No ROS.
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +32,7 @@ MOST_SOLVED = 64  # anchors that a graph is solved with
 EVERY, RARELY = 5, 30  # windows between two solutions; the latter while new anchors fit
 FITS = 0.5  # standard deviations of its position, up to which the map need not move for an anchor
 MOVE_M, MOVE_RAD = 0.01, 0.002  # the map does not move for less,
-GROWN_M = 0.05  # motion of the newest submap by a new scale, after which the map moves back
+GROWN_M = 0.05  # motion by a new scale, after which the map moves back
 MOVE_SIGMAS = 0.3  # nor for less of its standard deviation
 REPORTED = 10  # wrong anchors that are logged
 NUMBERS = re.compile(r"\d+(\.\d+)?")
@@ -51,7 +52,9 @@ class Anchoring:
         self._wrong: set[int] = set()  # stamps of anchors that were reported
         self._windows = 0  # since the last solution
         self._due = False
-        self._metres = float("nan")  # per map unit, at the last solution
+        self._metres = float("nan")  # per map unit, at the last solution,
+        self._shifted_at = float("nan")  # and when the map was last moved for a new scale
+        self._least_m = GROWN_M  # motion by a new scale for which the map is moved
         self._fits = True  # whether the anchors since the last solution lie where the map has them
         self._told = ""
         # [3] the place that a new scale does not move, in the published map, metres; None: it is
@@ -93,12 +96,10 @@ class Anchoring:
         if self._waiting:
             oldest = min(given.stamp_ns for given in self._waiting)
             self._take(submaps, poses(camera, oldest), camera, T_ros_map)
-        # A new scale moves what is far from the map's origin.
-        far = float(np.linalg.norm(submaps[max(submaps)].T_map_submap.t)) if submaps else 0.0
-        grown = self.placed and abs(T_ros_map.scale - self._metres) * far > GROWN_M
-        wait = (RARELY if self._fits else EVERY) if self.placed and not grown else 0
+        grown = self._grown_m(submaps, T_ros_map) > self._least_m
+        wait = (RARELY if self._fits and not grown else EVERY) if self.placed else 0
         if not (self._due or grown) or not problem.nodes or self._windows < wait:
-            return None
+            return self._shifted(submaps, problem, T_ros_map)
         T_ros_submap = {id: T_ros_map @ s.T_map_submap for id, s in submaps.items()}
         anchors = self._chosen(T_ros_submap, problem)
         if not anchors:
@@ -107,7 +108,11 @@ class Anchoring:
         if found is None:
             return None
         self._windows, self._due, self._fits = 0, False, True
-        self._metres, self.centre = T_ros_map.scale, found.centre
+        self._metres = self._shifted_at = T_ros_map.scale
+        self.centre = found.centre
+        self._least_m = max(
+            GROWN_M, MOVE_SIGMAS * math.sqrt(found.covariance.diagonal()[4:].max())
+        )
         self._report(anchors, found)
         first = [node.first for node in problem.nodes]
         back, after = T_ros_map.inverse(), {}
@@ -116,6 +121,33 @@ class Anchoring:
             moved = replace(back @ found.moves[k] @ T_ros_submap[id], scale=s.T_map_submap.scale)
             after[id] = moved
         return self._worth_it(submaps, after, problem, T_ros_map, found, anchors)
+
+    def _grown_m(self, submaps: Mapping[int, Submap], T_ros_map: Similarity) -> float:
+        """Returns how far the newest submap has moved from where anchors hold the map, by a new
+        scale since the last solution."""
+        if not submaps or self.centre is None:
+            return 0.0
+        newest = T_ros_map @ submaps[max(submaps)].T_map_submap
+        far = float(np.linalg.norm(newest.t - self.centre))
+        return abs(T_ros_map.scale / self._metres - 1.0) * far
+
+    def _shifted(
+        self, submaps: Mapping[int, Submap], problem: Problem, T_ros_map: Similarity
+    ) -> Correction | None:
+        """Returns the correction that brings the place where anchors hold the map back to where
+        it was before a new scale, which moves it from the map's origin; None: it is near."""
+        if self.centre is None or not submaps:
+            return None
+        before = T_ros_map.scale / self._shifted_at
+        back = (1.0 - before) * (self.centre - T_ros_map.t)
+        if float(np.linalg.norm(back)) < self._least_m:
+            return None
+        self._shifted_at = T_ros_map.scale
+        self.counters["anchor_corrections"] += 1
+        shift = T_ros_map.inverse() @ Similarity(1.0, np.eye(3), back) @ T_ros_map
+        old = {id: s.T_map_submap for id, s in submaps.items()}
+        out = correction_to(old, {id: shift @ T for id, T in old.items()}, problem.T_map_local)
+        return replace(out, followed=False, anchored=True)
 
     def _take(
         self, submaps: Mapping[int, Submap], poses: Poses, camera: str, T_ros_map: Similarity
