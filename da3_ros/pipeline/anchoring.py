@@ -34,6 +34,8 @@ FITS = 0.5  # standard deviations of its position, up to which the map need not 
 MOVE_M, MOVE_RAD = 0.01, 0.002  # the map does not move for less,
 GROWN_M = 0.05  # motion by a new scale, after which the map moves back
 MOVE_SIGMAS = 0.3  # nor for less of its standard deviation
+# Deviations that a place has more while no two anchors agree on it: one alone may be wrong.
+ALONE_M, ALONE_RAD = 2.0, 0.2
 REPORTED = 10  # wrong anchors that are logged
 NUMBERS = re.compile(r"\d+(\.\d+)?")
 
@@ -61,6 +63,7 @@ class Anchoring:
         # the map's origin
         self.centre: Array | None = None
         self.placed = False  # whether the map lies where the anchors have it
+        self._confirmed = False  # whether two of them agree on that
         self.says_up = False  # whether an anchor has an orientation
 
     def add(self, view: View) -> None:
@@ -97,7 +100,7 @@ class Anchoring:
             oldest = min(given.stamp_ns for given in self._waiting)
             self._take(submaps, poses(camera, oldest), camera, T_ros_map)
         grown = self._grown_m(submaps, T_ros_map) > self._least_m
-        wait = (RARELY if self._fits and not grown else EVERY) if self.placed else 0
+        wait = (RARELY if self._fits and not grown else EVERY) if self._confirmed else 0
         if not (self._due or grown) or not problem.nodes or self._windows < wait:
             return self._shifted(submaps, problem, T_ros_map)
         T_ros_submap = {id: T_ros_map @ s.T_map_submap for id, s in submaps.items()}
@@ -250,14 +253,17 @@ class Anchoring:
         ties = {(-1, a.submap) for a in anchors if submaps[a.submap].component != REFERENCE}
         least_m = max(MOVE_M, MOVE_SIGMAS * float(sigmas[4:].max()))
         least_rad = max(MOVE_RAD, MOVE_SIGMAS * float(sigmas[1:4].max()))
-        if metres < least_m and turn < least_rad and not ties:
+        confirmed = found.wrong.count(False) > max(1, sum(found.wrong))
+        news, self._confirmed = confirmed != self._confirmed, confirmed
+        if metres < least_m and turn < least_rad and not ties and not news:
             return None
         self.counters["anchor_corrections"] += 1
         out = correction_to(before, after, problem.T_map_local, tuple(sorted(ties)))
         T = T_ros_map @ problem.T_map_local
         J = np.zeros((7, 7))
         J[0, 0], J[1:4, 1:4], J[4:, 4:] = 1.0, T.R.T, T.R.T / T.scale
-        covariance = J @ found.covariance @ J.T
+        alone = np.zeros(7) if confirmed else np.repeat([0.0, ALONE_RAD, ALONE_M], [1, 3, 3])
+        covariance = J @ (found.covariance + np.diag(alone**2)) @ J.T
         return replace(out, followed=False, anchored=True, covariance=covariance)
 
 
