@@ -102,7 +102,7 @@ def test_the_unit_of_times_is_that_in_which_a_sweep_lasts(kind, unit, named):
     assert (f"the field t is taken as {named}" in found.note) == bool(named)
 
 
-@pytest.mark.parametrize("values", [[5.0, 60, 700, 8000], [np.nan, 0, 0, 0], [1e9, 1e9, 1e9, 1e9]])
+@pytest.mark.parametrize("values", [[3e9, 4e9, 5e9, 6e9], [np.nan, 0, 0, 0], [1e9, 1e9, 1e9, 1e9]])
 def test_times_far_from_the_stamp_are_named_and_not_used(values):
     found = read_ranges(CLOUD, cloud([*xyz(), ("time", "f8", np.array(values))]))
     assert found.stamps_ns is None
