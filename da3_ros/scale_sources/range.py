@@ -2,7 +2,8 @@
 
 Each return is compared with the network's depth at its pixel; the window's scale is the median
 ratio, without an offset. Returns count once they have shown, at different distances, that the
-depth follows them: a wrong mount gives distances that have nothing to do with the depth.
+depth follows them: a wrong mount gives distances that have nothing to do with the depth, or that
+differ from it as an error of the mount makes them.
 """
 
 from __future__ import annotations
@@ -10,13 +11,20 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import cv2
 import numpy as np
 
 from da3_ros.geometry.projection import backproject, project
-from da3_ros.geometry.visible_returns import visible_returns
+from da3_ros.geometry.return_blocks import (
+    SAME,
+    SINGLE,
+    WRONG,
+    Blocks,
+    blocks_of,
+    judged,
+    mount_errors,
+)
 from da3_ros.scale_sources.estimates import Estimate, MeasurementFilter, best_average, inliers
 from da3_ros.scale_sources.interface import ScaleSource
 from da3_ros.types import (
@@ -31,31 +39,19 @@ from da3_ros.types import (
 
 log = logging.getLogger(__name__)
 
-EDGE_PX, EDGE = 5, 0.1  # depth that differs by more (log) within so many pixels is an edge
-MOST = 4000  # returns of an image that are compared: more say no more
-ROWS, COLUMNS = 4, 6  # blocks of an image: errors of the network are alike in one
-SINGLE = 0.05  # relative standard deviation of the network's depth in one block, at least
 FLOOR = 0.003  # smallest relative standard deviation
-# Of the blocks of the newest windows, log distance:
-WINDOWS = 60
+WINDOWS = 60  # newest ones that count
 FEWEST = 20  # blocks that say something
-LEAST = 10  # windows: what is seen from one place may fit a wrong mount by chance
-CORRELATED = 0.5  # least correlation of distance and depth
-SPREAD = 0.1  # robust deviation, below which a wrong mount cannot be told from a right one
-FOLLOWS = 0.65  # share of it that the ratio may have: more, and the depth does not follow
-NEAR, AGREEING = 0.15, 0.6  # of the median ratio; share of the blocks that must be so near
 CHECKED = 12  # blocks of one window that are judged for themselves
 RIM, TRIALS = 12, 4  # points of a cone's rim that must be in the image; steps of its fit
 NEAREST = 5.0  # percentile of the distances in a cone that is its nearest surface
-WRONG, SAME = "wrong", "same"  # what the blocks may show
 
 
 @dataclass(frozen=True, eq=False)
 class RangeMeasurement(ScaleMeasurement):
     """A window's measurement with its blocks. sigma: inf if the window contradicts it."""
 
-    logs: Array  # [B] log ratio of distance and depth, over ``value``
-    distances: Array  # [B] log distance, metres
+    blocks: Blocks  # with logs over ``value``
 
 
 def fit_ranges(window: Window, estimate: WindowEstimate) -> RangeMeasurement | None:
@@ -65,80 +61,31 @@ def fit_ranges(window: Window, estimate: WindowEstimate) -> RangeMeasurement | N
         _blocks(view, estimate.depth[i], estimate.K[i])
         for i in views if (view := window.views[i]).returns is not None
     ]  # fmt: skip
-    found = [one for one in found if len(one[0])]
+    found = [one for one in found if len(one)]
     if not found:
         return None
-    logs, distances = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    middle = float(np.median(logs))
+    blocks = Blocks.joined(found)
+    logs, middle = blocks.logs, float(np.median(blocks.logs))
     # Errors of the views of a window are alike.
     noise = max(float(np.std(logs[inliers(logs)])), SINGLE)
     sigma = math.hypot(noise / math.sqrt(len(logs) / len(found)), FLOOR)
-    contradicts = len(logs) >= CHECKED and judged(logs, distances) == WRONG
+    contradicts = len(logs) >= CHECKED and judged(logs, blocks.distances) == WRONG
     return RangeMeasurement(
-        math.exp(middle), math.inf if contradicts else sigma, logs - middle, distances
+        math.exp(middle), math.inf if contradicts else sigma, replace(blocks, logs=logs - middle)
     )
 
 
-def judged(logs: Array, distances: Array) -> str:
-    """Returns what blocks show of the mount: ``WRONG``, ``SAME`` if all are at about the same
-    distance, or "" if the depth follows them.
-
-    logs: [B] log ratio of distance and depth. distances: [B] log distance.
-    """
-    near = float(np.mean(np.abs(logs - np.median(logs)) < NEAR))
-    if near < AGREEING:
-        return WRONG
-    spread = _deviation(distances)
-    if spread < SPREAD:
-        return SAME
-    with np.errstate(invalid="ignore"):
-        correlation = np.corrcoef(distances, distances - logs)[0, 1]
-    follows = _deviation(logs) <= FOLLOWS * spread and correlation >= CORRELATED
-    return "" if follows else WRONG
-
-
-def _deviation(values: Array) -> float:
-    return 1.4826 * float(np.median(np.abs(values - np.median(values))))
-
-
-def _blocks(view: View, depth: FloatImage, K: Array) -> tuple[Array, Array]:
-    """Returns the log ratio of distance and depth, and the log distance [B], of the blocks of an
-    image in which returns are, and of cones."""
+def _blocks(view: View, depth: FloatImage, K: Array) -> Blocks:
+    """Returns the blocks of an image in which returns are, and its cones, which are one each."""
     assert view.returns is not None
-    points = view.returns.points
-    points = points[:: max(1, len(points) // MOST)]
-    pixels, z = visible_returns(points, K, depth)
-    seen = _smooth_depth(depth, pixels)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        ratio = np.log(z / seen)
-    good = np.isfinite(ratio)
-    block = np.floor(pixels[good] * (COLUMNS / depth.shape[1], ROWS / depth.shape[0])).astype(int)
-    number = block @ (1, COLUMNS)
-    of = [number == k for k in np.unique(number)]
-    logs = [float(np.median(ratio[good][one])) for one in of]
-    distances = [float(np.median(np.log(z[good][one]))) for one in of]
+    parts = [blocks_of(view.returns.points, K, depth)]
     for cone in view.returns.cones:
         factor = _cone_ratio(cone, depth, K)
         if math.isfinite(factor):
-            logs.append(math.log(factor))
-            distances.append(math.log(cone.range_m))
-    return np.array(logs), np.array(distances)
-
-
-def _smooth_depth(depth: FloatImage, pixels: Array) -> Array:
-    """Returns the depth [M] at pixels [M, 2], between those of its image; NaN beside edges."""
-    if not len(pixels):
-        return np.zeros(0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        level = np.log(np.where(np.isfinite(depth), depth, np.nan)).astype(np.float32)
-    kernel = np.ones((EDGE_PX, EDGE_PX), np.uint8)
-    low = cv2.erode(np.where(np.isnan(level), -np.inf, level), kernel)  # unknown: an edge
-    high = cv2.dilate(np.where(np.isnan(level), -np.inf, level), kernel)
-    with np.errstate(invalid="ignore"):
-        flat = np.where(high - low <= EDGE, depth, np.float32(np.nan))
-    x, y = (pixels - 0.5).astype(np.float32).T
-    there = cv2.remap(flat, x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
-    return np.asarray(there, np.float64).reshape(-1)
+            slopes = np.concatenate((np.zeros(3), cone.axis / cone.range_m))
+            logs = np.array([math.log(factor)]), np.array([math.log(cone.range_m)])
+            parts.append(Blocks(*logs, slopes[None]))
+    return Blocks.joined(parts)
 
 
 def _cone_ratio(cone: RangeCone, depth: FloatImage, K: Array) -> float:
@@ -183,15 +130,19 @@ class RangeFilter(MeasurementFilter):
     def add(self, measure: ScaleMeasurement, unit: float) -> None:
         if isinstance(measure, RangeMeasurement):
             self._windows.append((math.log(measure.value / unit), measure))
+            self._errors = mount_errors(self._blocks())
+
+    def _blocks(self) -> list[Blocks]:
+        return [replace(m.blocks, logs=log + m.blocks.logs) for log, m in self._windows]
 
     @property
     def shows(self) -> str | None:
         """What the blocks of the newest windows show together, as ``judged``; None: too few."""
-        blocks = sum(len(m.logs) for _, m in self._windows)
-        if blocks < FEWEST or len(self._windows) < LEAST:
+        if sum(len(m.blocks) for _, m in self._windows) < FEWEST:
             return None
-        logs = np.concatenate([log + m.logs for log, m in self._windows])
-        return judged(logs, np.concatenate([m.distances for _, m in self._windows]))
+        blocks = Blocks.joined(self._blocks())
+        shown = judged(blocks.logs, blocks.distances)
+        return WRONG if shown == "" and self._errors.wrong else shown
 
     def estimate(self) -> Estimate | None:
         if self.shows != "":
@@ -202,6 +153,8 @@ class RangeFilter(MeasurementFilter):
         logs, sigmas = np.array(fitting).T
         good = logs[inliers(logs)]
         newest, sigma = best_average(good, float(np.median(sigmas)), 3)
+        slopes = np.mean([m.blocks.slopes.mean(axis=0) for _, m in self._windows], axis=0)
+        sigma = math.hypot(sigma, self._errors.effect(slopes))
         return Estimate(float(good[-newest:].mean()), sigma)
 
 

@@ -10,8 +10,9 @@ import pytest
 from scipy.spatial.transform import Rotation
 from support.pipelines import SIZE, settings, to_frame
 
+from da3_ros.geometry.return_blocks import judged
 from da3_ros.pipeline.pipeline import Pipeline
-from da3_ros.scale_sources.range import RangeDepth, fit_ranges, judged
+from da3_ros.scale_sources.range import RangeDepth, fit_ranges
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.range_sensors import RenderedRanges, mount
 from da3_ros.synthetic.truth import Noise, TruthSession
@@ -85,7 +86,7 @@ def test_exact_depth_gives_the_exact_unit():
     found = fit_ranges(*window(0, lidar(0)))
     assert found.value == pytest.approx(1 / 0.4, rel=0.002)
     assert found.sigma < 0.02
-    assert len(found.logs) > 15
+    assert len(found.blocks) > 15
 
 
 def test_a_chain_of_windows_gives_metres_with_an_honest_deviation():
@@ -121,6 +122,51 @@ def test_a_wrong_mount_gives_no_metres_and_is_named(R, caplog):
     assert found is None
     assert "most returns do not fit the depth" in caplog.text
     assert caplog.text.count("scale.source range") == 1
+
+
+def shifted(index, t, R=None):
+    """Returns of a LiDAR whose declared place is wrong by t, metres."""
+    points = lidar(index, R).points + np.asarray(t, np.float32)
+    return RangeReturns(points[points[:, 2] > 0.05])
+
+
+PITCH = Rotation.from_euler("x", 10, degrees=True).as_matrix()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("t", "R"), [((0, 0, 0.3), None), ((0, 0, -0.3), None), ((0, 0, 0), PITCH), ((0, 0, 0), None)]
+)
+def test_the_deviation_covers_what_is_unknown_of_the_mount(t, R):
+    found, _ = estimated(lambda i: shifted(i, t, R), count=30)
+    assert abs(found.log) < 2 * found.sigma
+    assert R is not None or any(t) or found.sigma < 0.04
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("t", [(0, 0, 1), (1, 0, 0)])
+def test_a_sensor_a_metre_from_where_it_is_declared_gives_no_sure_metres(t):
+    found, _ = estimated(lambda i: shifted(i, t), count=30)
+    assert found is None or abs(found.log) < 3 * found.sigma
+
+
+def test_a_sensor_beside_its_declared_place_is_named(caplog):
+    found, _ = estimated(lambda i: shifted(i, (1, 0, 0)), count=20)
+    assert found is None
+    assert "returns do not fit the depth" in caplog.text
+
+
+def test_a_beam_from_another_place_is_less_certain():
+    """Its distances are all too long by 0.3 m."""
+
+    def ahead(index):
+        (cone,) = beam(index).cones
+        cone = dataclasses.replace(cone, origin=cone.origin + 0.3 * cone.axis)
+        return RangeReturns(np.zeros((0, 3), np.float32), (cone,))
+
+    found, _ = estimated(ahead, count=60)
+    assert found.log > 0.05
+    assert abs(found.log) < 2 * found.sigma
 
 
 def test_a_wrong_mount_in_a_window_is_no_measurement_of_its_unit():
