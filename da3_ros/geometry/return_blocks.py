@@ -31,7 +31,7 @@ FREE = np.repeat([0.8, 1.0], 3)  # errors of a mount that are possible at all: r
 ALIKE, ALIKE_SINGLE = 10, 3
 # Standard deviations of an error that is no chance, but may be one of the network, with what it
 # adds to the scale's deviation; of one that no network makes.
-SIGNIFICANT, DOUBT, IMPOSSIBLE = 4.0, 0.1, 8.0
+SIGNIFICANT, DOUBT, IMPOSSIBLE = 4.0, 0.05, 8.0
 STEPS, FAR = 4, 2.0  # of a robust fit; deviations from which on a block counts less
 ROUND = 1e-5  # variance of places that few returns have at least: those in a line give no plane
 
@@ -62,6 +62,7 @@ class MountErrors:
 
     values: Array  # [6] as in ``Blocks.slopes``
     covariance: Array  # [6, 6]
+    noise: float  # relative standard deviation of the blocks that they do not explain
 
     @property
     def sigmas(self) -> float:
@@ -75,10 +76,12 @@ class MountErrors:
 
     def effect(self, slopes: Array) -> float:
         """Returns the relative deviation that the mount gives the scale by blocks with the mean
-        slopes [6]: by what it seems to be wrong, and by what remains unknown of it."""
+        slopes [6]: by what it seems to be wrong, by what remains unknown of it, and by what no
+        error of a network or a mount explains."""
         seen, unknown = slopes @ self.values, slopes @ self.covariance @ slopes
         doubt = DOUBT * min(1.0, (self.sigmas / SIGNIFICANT) ** 2)
-        return math.hypot(float(seen), math.sqrt(float(unknown)), doubt)
+        unexplained = max(0.0, self.noise - SINGLE)
+        return math.hypot(float(seen), math.sqrt(float(unknown)), doubt, unexplained)
 
 
 def blocks_of(points: FloatImage, K: Array, depth: FloatImage) -> Blocks:
@@ -186,7 +189,7 @@ def mount_errors(images: Sequence[Blocks]) -> MountErrors:
     alike = np.full(len(logs), float(min(len(several), ALIKE)))
     if single:
         alike[-len(single) :] = min(len(single), ALIKE_SINGLE)
-    values = np.zeros(6)
+    values, noise = np.zeros(6), SINGLE
     for _ in range(STEPS):
         rest = logs - slopes @ values
         noise = max(_deviation(rest), SINGLE)
@@ -194,4 +197,4 @@ def mount_errors(images: Sequence[Blocks]) -> MountErrors:
         weighted = (slopes * weights[:, None]).T
         covariance = np.linalg.inv(weighted @ slopes + np.diag(FREE**-2.0))
         values = covariance @ (weighted @ logs)
-    return MountErrors(values, covariance)
+    return MountErrors(values, covariance, noise)
