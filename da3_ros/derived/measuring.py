@@ -29,6 +29,7 @@ from da3_ros.derived.dense_depth import (
 from da3_ros.derived.plane_sweep import SweepView, grey_of, sweep_bytes
 from da3_ros.derived.range_depth import observed, with_returns
 from da3_ros.geometry.projection import resize_K
+from da3_ros.geometry.return_blocks import WRONG, Blocks, blocks_of, judged, mount_errors
 from da3_ros.types import Array, DenseDepth, FloatImage, Image
 
 KEPT = 15  # newest keyframes of a camera
@@ -47,6 +48,7 @@ STALE_PX = 0.5  # the same, of a search that confirms nothing where there are ot
 LEAST = 2  # neighbours
 LEAST_SIDE = 56  # pixels; smaller depth has too little in it to compare
 SMOOTH, SMOOTH_DEPTH = 0.04, 0.1  # largest steps of log correction and depth of one surface
+FEWEST_BLOCKS = 20  # of returns, that tell whether these fit the depth
 SAME_K = 1e-3  # relative difference of the intrinsics of one calibration
 
 
@@ -137,6 +139,7 @@ class JobResult:
     left_out: Sequence[int] = ()  # ids of keyframes that were to be searched, and are still
     failed: Mapping[int, Exception] = field(default_factory=dict)  # by id of the keyframe
     device_error: Exception | None = None  # after which the CPU has searched
+    returns_contradict: bool = False  # returns of range sensors do not fit the depth: none is used
 
 
 Pose = tuple[Array, float]  # [4, 4] in odometry; units of odometry per unit of the submap
@@ -487,7 +490,26 @@ class MeasureJob:
             except Exception as error:
                 failed[id] = error
                 measured.append(self._unmeasured(id, id in self.last))
-        return JobResult(searches, measured, sorted(left_out), failed, device_error)
+        return JobResult(
+            searches, measured, sorted(left_out), failed, device_error,
+            returns_contradict=math.isfinite(self.metres) and not self._returns_fit,
+        )  # fmt: skip
+
+    @functools.cached_property
+    def _returns_fit(self) -> bool:
+        """Whether the returns of all keyframes together follow their depth, so that the sensor may
+        be mounted as declared; also if they are too few to tell."""
+        blocks = [
+            blocks_of(k.returns, k.K, k.depth)
+            for k in self.keyframes.values() if k.returns is not None
+        ]  # fmt: skip
+        # Each depth has a unit of its own.
+        blocks = [replace(b, logs=b.logs - np.median(b.logs)) for b in blocks if len(b)]
+        if sum(map(len, blocks)) < FEWEST_BLOCKS:
+            return True
+        everything = Blocks.joined(blocks)
+        shown = judged(everything.logs, everything.distances)
+        return shown != WRONG and not mount_errors(blocks).wrong
 
     def _unmeasured(self, id: int, stays: bool, found: int = 0) -> Measured:
         return Measured(self.keyframes[id], None, stays, found, id in self.measured)
@@ -514,6 +536,8 @@ class MeasureJob:
         one = self._by_images(id, found)
         keyframe, metres = one.keyframe, self.metres
         if keyframe.returns is None or not math.isfinite(metres) or id not in self.placed:
+            return one
+        if not self._returns_fit:
             return one
         metres *= self.placed[id].unit
         returns = observed(keyframe.returns, keyframe.K, keyframe.depth, metres)

@@ -265,6 +265,7 @@ class DepthMapping:
         result = self._run_on_device(job, stopping)
         for error in result.failed.values():
             self._note_failure("the depth of a keyframe is not measured", error)
+        self._note_returns(result.returns_contradict)
         found = [Found(one, self._points(maker, one)) for one in result.measured]
         so_far.add_job(time.perf_counter() - start, len(result.searches))
         return _Done(result, found)
@@ -282,6 +283,14 @@ class DepthMapping:
         self.counters["keyframes_depth_failed"] += 1
         if self.counters["keyframes_depth_failed"] <= REPORTED:
             log.error("%s: %s: %s", what, type(error).__name__, error, exc_info=error)
+
+    def _note_returns(self, contradict: bool) -> None:
+        self.counters["returns_contradict"] += contradict
+        if contradict and self.counters["returns_contradict"] == 1:
+            log.warning(
+                "range sensors: most returns do not fit the depth of keyframes, and are not used "
+                "there: check the transform from the sensor to the camera, and the stamps of both"
+            )
 
     def _run_on_device(self, job: MeasureJob, stopping: Callable[[], bool]) -> JobResult:
         """Runs a job on the device; on the CPU from then on if that fails there."""

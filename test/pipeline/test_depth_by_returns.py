@@ -19,7 +19,7 @@ def returns_of(frame):
     return RangeReturns(points[np.isfinite(points).all(axis=1)])
 
 
-def run(**values):
+def run(returns_of=returns_of, **values):
     """A camera that turns on the spot, without refinement: no images are compared."""
     camera = SyntheticCamera(3, SIZE, walk="spot", frames=24, rate_hz=4.0)
     frames = list(camera)
@@ -64,3 +64,19 @@ def test_returns_measure_nothing_while_the_scale_is_unknown():
     pipeline, _, measured = run(**{"scale.source": "none"})
     assert pipeline.scene_map.dense.so_far.measured == 0
     assert not any(one.dense for one in measured.values())
+
+
+def mirrored(frame):
+    """Of a sensor whose left is declared as its right."""
+    return RangeReturns(returns_of(frame).points * np.array([-1, 1, 1], np.float32))
+
+
+@pytest.mark.slow
+def test_returns_of_a_wrong_mount_are_not_taken_for_depth(caplog):
+    """Metres come from elsewhere, so that nothing else judges the mount."""
+    values = {"scale.source": "fixed"}
+    pipeline, _, measured = run(**values)
+    assert pipeline.scene_map.dense.so_far.measured > 0
+    pipeline, _, measured = run(mirrored, **values)
+    assert not any(one.dense for one in measured.values())
+    assert caplog.text.count("most returns do not fit the depth of keyframes") == 1
