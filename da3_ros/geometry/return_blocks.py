@@ -24,6 +24,7 @@ SINGLE = 0.05  # relative standard deviation of the network's depth in one block
 # Of the blocks of the newest images, log distance:
 SPREAD = 0.1  # robust deviation, below which a wrong mount cannot be told from a right one
 FOLLOWS = 0.65  # share of it that the ratio may have: more, and the depth does not follow
+CORRELATED = 0.5  # least correlation of distance and depth
 NEAR, AGREEING = 0.15, 0.6  # of the median ratio; share of the blocks that must be so near
 WRONG, SAME = "wrong", "same"  # what the blocks may show
 FREE = np.repeat([0.8, 1.0], 3)  # errors of a mount that are possible at all: rad, m
@@ -168,7 +169,10 @@ def judged(logs: Array, distances: Array) -> str:
     spread = _deviation(distances)
     if spread < SPREAD:
         return SAME
-    return WRONG if _deviation(logs) > FOLLOWS * spread else ""
+    with np.errstate(invalid="ignore"):
+        correlation = np.corrcoef(distances, distances - logs)[0, 1]
+    follows = _deviation(logs) <= FOLLOWS * spread and correlation >= CORRELATED
+    return "" if follows else WRONG
 
 
 def _deviation(values: Array) -> float:

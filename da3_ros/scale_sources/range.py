@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 FLOOR = 0.003  # smallest relative standard deviation
 WINDOWS = 60  # newest ones that count
 FEWEST = 20  # blocks that say something
+LEAST = 10  # windows: what is seen from one place may fit a wrong mount by chance
 CHECKED = 12  # blocks of one window that are judged for themselves
 RIM, TRIALS = 12, 4  # points of a cone's rim that must be in the image; steps of its fit
 NEAREST = 5.0  # percentile of the distances in a cone that is its nearest surface
@@ -138,7 +139,8 @@ class RangeFilter(MeasurementFilter):
     @property
     def shows(self) -> str | None:
         """What the blocks of the newest windows show together, as ``judged``; None: too few."""
-        if sum(len(m.blocks) for _, m in self._windows) < FEWEST:
+        few = sum(len(m.blocks) for _, m in self._windows) < FEWEST
+        if few or len(self._windows) < LEAST:
             return None
         blocks = Blocks.joined(self._blocks())
         shown = judged(blocks.logs, blocks.distances)
