@@ -20,7 +20,7 @@ from da3_ros.mapping.graph_solution import Problem
 from da3_ros.mapping.pose_graph import Edge, components, marginal, optimize
 from da3_ros.types import UNKNOWN_RAD2, Array, GlobalPose
 
-RIGID = np.array([1e-4, 1e-4, 1e-4])  # sigma of a base in its submap: none, but for the solver
+RIGID = np.array([1e-4, 1e-4, 1e-4])  # least sigma of a base in its submap: for the solver
 WRONG = 1e-4  # probability of a misfit as large by chance, from which on an anchor is wrong
 KNOWN_RAD = 0.3  # largest standard deviation of an orientation that places a map
 UPRIGHT_RAD = 0.05  # of what is up at the oldest anchor, where none says it
@@ -149,13 +149,16 @@ def solve_anchored(
     nodes, first = [near @ T for T in before], [node.first for node in problem.nodes]
     count, edges, at = len(nodes), list(problem.edges), []
     every = [IDENTITY, *nodes]  # the map's origin, the nodes, and the bases
+    drift = _drift(count, edges)
     edges = [replace(e, first=e.first + 1, second=e.second + 1) for e in edges]
     upright = not any(a.says_up for a in anchors)
     for anchor in anchors:
         k = bisect_right(first, anchor.submap) - 1
         base = Similarity.from_pose(placed @ anchor.base(submaps[anchor.submap]))
         base = replace(base, scale=nodes[k].scale)
-        sigma = RIGID * [1.0, 1.0, 1.0 / nodes[k].scale]
+        way = float(np.linalg.norm(anchor.T_submap_camera[:3, 3]))
+        way *= submaps[anchor.submap].scale / nodes[k].scale
+        sigma = np.hypot(RIGID * [1.0, 1.0, 1.0 / nodes[k].scale], drift[k].over(way))
         edges.append(Edge(k + 1, len(every), nodes[k].inverse() @ base, sigma))
         edges.append(_factor(anchor, base, len(every), upright=upright and anchor is anchors[0]))
         at.append(len(edges) - 1)
@@ -175,6 +178,33 @@ def solve_anchored(
     moves = _with_unbound(moves, bound, near)
     centre = _centre(found.nodes, edges, newest + 1)
     return Anchored(moves, wrong, metres, sure, bound, centre)
+
+
+@dataclass(frozen=True, eq=False)
+class _Drift:
+    """What odometry gathers within a node, in the node's unit."""
+
+    sigma: Array  # [3] standard deviations of log scale (zero: sizes stay), rotation and position
+    way: float  # over which it gathers them
+
+    def over(self, way: float) -> Array:
+        """Returns the standard deviations [3] of log scale, rotation and position of a way."""
+        return np.asarray(self.sigma * math.sqrt(min(way / self.way, 1.0)))
+
+
+def _drift(count: int, edges: Sequence[Edge]) -> list[_Drift]:
+    """Returns the drift in each node: that of the edge to the next one, else of that before."""
+    out = [_Drift(np.zeros(3), 1.0)] * count
+    for e in edges:
+        way = float(np.linalg.norm(e.measured.t))
+        if e.loop or e.second != e.first + 1 or not way > 0:
+            continue
+        sigma = e.sigma
+        if e.whitening is not None:
+            variances = np.diag(np.linalg.pinv(e.whitening.T @ e.whitening))
+            sigma = np.sqrt([variances[0], variances[1:4].mean(), variances[4:].mean()])
+        out[e.first] = out[e.second] = _Drift(sigma * [0.0, 1.0, 1.0], way)
+    return out
 
 
 def _centre(nodes: Sequence[Similarity], edges: Sequence[Edge], of: int) -> Array:

@@ -163,6 +163,23 @@ def test_a_wrong_tag_is_named_and_not_followed(wrong):
     assert off(base_of(found, nodes, 16), way()[16]) < 0.3
 
 
+def test_drift_within_a_submap_makes_no_anchor_wrong():
+    """Two good tags in one submap, between which odometry has drifted by 0.15 m, three of its
+    deviations."""
+    rng = np.random.default_rng(6)
+    problem, nodes = graph(rng)
+    sure = TAG / 5
+    at = [anchor(i, sure, rng) for i in (3, 4)]
+    step = problem.edges[3].measured.pose(np.eye(4))
+    step[:3, 3] += 0.15 * step[:3, 0]
+    same = [at[0], replace(at[1], submap=3, T_submap_camera=step)]
+    found, _ = solved(problem, nodes, same)
+    assert found.wrong == [False, False]
+    assert max(found.metres) < 0.02
+    far = [at[0], replace(same[1], T_submap_camera=step @ pose(1, 0, 0))]
+    assert any(solved(problem, nodes, far)[0].wrong)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tags", "gnss"])
 def test_errors_are_as_large_as_stated(kind):
