@@ -116,7 +116,8 @@ class Anchoring:
         self._least_m = max(
             GROWN_M, MOVE_SIGMAS * math.sqrt(found.covariance.diagonal()[4:].max())
         )
-        self._report(anchors, found)
+        if _is_confirmed(found):  # else the right one may be taken for wrong
+            self._report(anchors, found)
         first = [node.first for node in problem.nodes]
         back, after = T_ros_map.inverse(), {}
         for id, s in submaps.items():
@@ -253,7 +254,7 @@ class Anchoring:
         ties = {(-1, a.submap) for a in anchors if submaps[a.submap].component != REFERENCE}
         least_m = max(MOVE_M, MOVE_SIGMAS * float(sigmas[4:].max()))
         least_rad = max(MOVE_RAD, MOVE_SIGMAS * float(sigmas[1:4].max()))
-        confirmed = found.wrong.count(False) > max(1, sum(found.wrong))
+        confirmed = _is_confirmed(found)
         news, self._confirmed = confirmed != self._confirmed, confirmed
         if metres < least_m and turn < least_rad and not ties and not news:
             return None
@@ -265,6 +266,11 @@ class Anchoring:
         alone = np.zeros(7) if confirmed else np.repeat([0.0, ALONE_RAD, ALONE_M], [1, 3, 3])
         covariance = J @ (found.covariance + np.diag(alone**2)) @ J.T
         return replace(out, followed=False, anchored=True, covariance=covariance)
+
+
+def _is_confirmed(found: Anchored) -> bool:
+    """Whether two anchors agree on where the map lies, and are not outnumbered."""
+    return found.wrong.count(False) > max(1, sum(found.wrong))
 
 
 def _rigid(S: Similarity, scale: float) -> Array:

@@ -163,6 +163,15 @@ def test_a_place_is_as_certain_as_its_anchors_once_two_agree(truth, at):
     assert sigma < 0.2 if len(at) > 1 else 2.0 < sigma < 4.0
 
 
+def test_of_two_that_contradict_each_other_none_is_called_wrong(truth):
+    """The third one decides."""
+    given = tags(truth, (4, 10, 16), np.random.default_rng(7), wrong=(4,))
+    undecided, _ = run(truth[:16], given)
+    assert undecided.counters["anchors_wrong"] == 0
+    pipeline, _ = run(truth[:22], given)
+    assert pipeline.counters["anchors_wrong"] == 1
+
+
 def test_a_new_scale_moves_the_map_from_where_anchors_hold_it(truth):
     """Without a solution of the graph, which is 36 m from the map's origin: the map is only moved
     back; by less than 5 cm not even that."""
