@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from da3_ros.config import NodeConfig, needs_ranges
@@ -53,7 +54,7 @@ def ranges_of_recording(
         )
     sensors = RangeSensors(topics, transforms, config.odom_frame, warn, prior)
     sensors.feed = _Feed({
-        name: _Topic(_messages(recording.path, name, kinds[name]), history)
+        name: _Topic(name, _messages(recording.path, name, kinds[name]), history)
         for name, history in sensors.topics.items()
     })  # fmt: skip
     log.info("range sensors: reading %s", ", ".join(topics))
@@ -82,27 +83,43 @@ def _messages(path: Path, topic: str, kind: str) -> Iterator[Message]:
 
 @dataclass
 class _Topic:
+    name: str
     messages: Iterator[Message]
     history: RangeHistory
-    next: Message | None = None  # read, but later than the newest frame
+    ahead: list[Message] = field(default_factory=list)  # the next one, and that after it
     newest_ns: int = 0  # stamp of the last one that was added
-    ended: bool = False
+    wrong: int = 0  # stamps that were
 
     def read_to(self, stamp: int, *, jumped: bool) -> None:
         """Reads up to the messages that are used for a frame. jumped: whether stamps have jumped
         back: messages from before that are passed over."""
-        while not self.ended:
-            if self.next is not None:
-                if self.next[0] > stamp + MOST_APART_NS:
-                    if not jumped:
-                        return
-                elif jumped or self.next[0] > self.newest_ns - JUMP_S * 1e9:
-                    self.history.add(*self.next)
-                    self.newest_ns, jumped = self.next[0], False
-                elif stamp - self.newest_ns < KEEP_S * 1e9:
-                    return  # the frames may jump back too; else its stamp is wrong
-            self.next = next(self.messages, None)
-            self.ended = self.next is None
+        while (message := self._next(stamp)) is not None:
+            if message[0] > stamp + MOST_APART_NS:
+                if not jumped:
+                    return
+            elif jumped or message[0] > self.newest_ns - JUMP_S * 1e9:
+                self.history.add(*message)
+                self.newest_ns, jumped = message[0], False
+            elif stamp - self.newest_ns < KEEP_S * 1e9:
+                return  # the frames may jump back too; else its stamp is wrong
+            self.ahead.pop(0)
+
+    def _next(self, stamp: int) -> Message | None:
+        """Returns the next message; passes over those with wrong stamps, as the messages before
+        and after them tell. stamp: of the frame."""
+        while True:
+            self.ahead += itertools.islice(self.messages, 2 - len(self.ahead))
+            before = self.newest_ns or stamp
+            is_far = [abs(message[0] - before) > JUMP_S * 1e9 for message in self.ahead]
+            if is_far != [True, False]:
+                return self.ahead[0] if self.ahead else None
+            self.wrong += 1
+            if self.wrong == 1:
+                log.warning(
+                    "%s: messages with wrong stamps are not used: one of %.3f s is between others "
+                    "of %.3f s", self.name, self.ahead[0][0] / 1e9, self.ahead[1][0] / 1e9,
+                )  # fmt: skip
+            self.ahead.pop(0)
 
 
 class _Feed:

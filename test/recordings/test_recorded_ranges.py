@@ -106,13 +106,17 @@ def test_returns_follow_stamps_that_jump_back(tmp_path):
     assert [at(sensors, once[i]) for i in (1, 50, 99)] == [101, 150, 199]
 
 
-def test_a_wrong_stamp_does_not_end_the_reading(tmp_path):
-    stamps = [START + i * SECOND // 10 for i in range(200)]
-    stamps[50] = 0
+@pytest.mark.parametrize("index", [0, 50])
+@pytest.mark.parametrize("wrong", [0, START + 3600 * SECOND, START + 60 * SECOND])
+def test_a_wrong_stamp_loses_one_message_and_is_named(tmp_path, caplog, index, wrong):
+    stamps = [START + i * SECOND // 10 for i in range(100)]
+    right = [*stamps]
+    stamps[index] = wrong
     write_ranges(tmp_path / "bag", stamps)
     sensors = opened(tmp_path / "bag", warn=lambda text, every_s=0: None)
-    found = [at(sensors, stamps[i]) for i in range(51, 200)]
-    assert found[-90:] == list(range(110, 200))
+    found = [at(sensors, stamp) for stamp in right]
+    assert found[:index] + found[index + 2 :] == [*range(index), *range(index + 2, 100)]
+    assert caplog.text.count("/range: messages with wrong stamps are not used") == 1
 
 
 def test_a_gap_gives_no_returns_and_a_warning(tmp_path):
