@@ -321,11 +321,9 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
         else:  # behind its keyframes
             write_scene(pipeline.snapshot(), self._path(SCENE))
         scene, stamp = pipeline.scene(), pipeline.map.newest_stamp_ns
-        changed = (
-            pipeline.scale.source.learns
-            or pipeline.scene_map.following.enabled
-            or pipeline.scene_map.turned
-        )
+        scene_map = pipeline.scene_map
+        moved = scene_map.following.enabled or scene_map.anchoring.placed or scene_map.turned
+        changed = pipeline.scale.source.learns or moved
         if changed or self.resumed or len(scene.components) > 1 or self.mixed:
             self._write_trajectory(pipeline.map.view.path_scene(scene.T_ros_map))
         component = pipeline.map.view.component

@@ -64,8 +64,8 @@ def bag(walk, tmp_path_factory):
     return folder
 
 
-def run(walk, bag, output, topic):
-    config = config_from_parameters(BASE, NodeConfig)
+def run(walk, bag, output, topic, **values):
+    config = config_from_parameters({**BASE, **values}, NodeConfig)
     options = ReplayOptions(bag, output, camera=IMAGE, odometry="/odom", global_pose=topic)
     replay(options, config, TruthSession(walk[1]))
     return np.loadtxt(output / "trajectory.tum")[:, 1:4]
@@ -84,3 +84,12 @@ def test_the_trajectory_is_where_the_global_poses_have_it(walk, bag, tmp_path, c
 def test_a_topic_that_is_not_there_is_named(walk, bag, tmp_path, topic):
     with pytest.raises(ReplayError, match=f"no topic {topic} of PoseWith.*: it has {TAGS}"):
         run(walk, bag, tmp_path / "out", topic)
+
+
+def test_a_trajectory_with_a_declared_scale_is_where_they_have_it_too(walk, bag, tmp_path):
+    """No scale that is learned makes it be written again at the end."""
+    factor = 1 / TruthSession(walk[1]).unit
+    values = {"scale.source": "fixed", "scale.factor": factor}
+    found = run(walk, bag, tmp_path / "out", TAGS, **values)
+    true = np.array([f.T_room_camera[:3, 3] for f in walk[1]])
+    assert np.linalg.norm(found - true, axis=1).max() < 0.1
