@@ -91,7 +91,9 @@ class CombinedFilter(MeasurementFilter):
         self._ways = [0.0] * len(sources)  # over the depth, since each has said something new
         # Members that disagree, and whether a majority says that it is they who are wrong.
         self._out: dict[int, bool] = {}
-        self._last: float | None = None  # logarithm of the newest estimate
+        # Logarithm of the newest estimate on which most agreed: one that slips would take a later
+        # one along.
+        self._last: float | None = None
         self.states = tuple(MemberState(name, "unknown", None) for name in sources)
 
     @property
@@ -139,7 +141,8 @@ class CombinedFilter(MeasurementFilter):
         if 2 * len(chosen) <= len(said):
             apart = max(abs(said[i].log - found.log) for i in said if i not in chosen)
             found = replace(found, sigma=math.hypot(found.sigma, apart))
-        self._last = found.log
+        if 2 * len(chosen) > len(said) or self._last is None:
+            self._last = found.log
         self._note(said, chosen)
         return found
 

@@ -164,6 +164,13 @@ def test_of_two_that_disagree_the_scale_so_far_counts(keeper):
         assert scale.sigma == pytest.approx(math.log(moved / 1.005), rel=0.05)
 
 
+def test_of_two_the_one_that_slips_slowly_does_not_take_the_scale_along(keeper):
+    for i in range(60):
+        scale = say(keeper, 1.01**i, 1.0, sigma=0.02)
+    assert scale.value == pytest.approx(TRUE, rel=0.03)
+    assert scale.source == "b"
+
+
 def test_two_that_never_agreed_give_no_metres_if_they_are_far_apart(keeper, caplog):
     assert not say(keeper, 1.0, 1.3).metric
     assert "nothing tells which is wrong: the scale is that uncertain" in caplog.text
