@@ -29,7 +29,7 @@ from da3_ros.derived.dense_depth import (
 from da3_ros.derived.plane_sweep import SweepView, grey_of, sweep_bytes
 from da3_ros.derived.range_depth import observed, with_returns
 from da3_ros.geometry.projection import resize_K
-from da3_ros.geometry.return_blocks import WRONG, Blocks, blocks_of, judged, mount_errors
+from da3_ros.geometry.return_blocks import WRONG, Blocks, blocks_of, judged
 from da3_ros.types import Array, DenseDepth, FloatImage, Image
 
 KEPT = 15  # newest keyframes of a camera
@@ -508,8 +508,7 @@ class MeasureJob:
         if sum(map(len, blocks)) < FEWEST_BLOCKS:
             return True
         everything = Blocks.joined(blocks)
-        shown = judged(everything.logs, everything.distances)
-        return shown != WRONG and not mount_errors(blocks).wrong
+        return judged(everything.logs, everything.distances) != WRONG
 
     def _unmeasured(self, id: int, stays: bool, found: int = 0) -> Measured:
         return Measured(self.keyframes[id], None, stays, found, id in self.measured)

@@ -31,8 +31,8 @@ FREE = np.repeat([0.8, 1.0], 3)  # errors of a mount that are possible at all: r
 # Images that have the same error of the network, where many blocks are seen; where one beam is.
 ALIKE, ALIKE_SINGLE = 10, 3
 # Standard deviations of an error that is no chance, but may be one of the network, with what it
-# adds to the scale's deviation; of one that no network makes.
-SIGNIFICANT, DOUBT, IMPOSSIBLE = 4.0, 0.05, 8.0
+# adds to the scale's deviation.
+SIGNIFICANT, DOUBT = 4.0, 0.05
 STEPS, FAR = 4, 2.0  # of a robust fit; deviations from which on a block counts less
 ROUND = 1e-5  # variance of places that few returns have at least: those in a line give no plane
 
@@ -69,11 +69,6 @@ class MountErrors:
     def sigmas(self) -> float:
         """The largest of the errors, in standard deviations."""
         return float((np.abs(self.values) / np.sqrt(np.diag(self.covariance))).max())
-
-    @property
-    def wrong(self) -> bool:
-        """Whether the mount is certainly another one than declared."""
-        return self.sigmas > IMPOSSIBLE
 
     def effect(self, slopes: Array) -> float:
         """Returns the relative deviation that the mount gives the scale by blocks with the mean

@@ -143,8 +143,7 @@ class RangeFilter(MeasurementFilter):
         if few or len(self._windows) < LEAST:
             return None
         blocks = Blocks.joined(self._blocks())
-        shown = judged(blocks.logs, blocks.distances)
-        return WRONG if shown == "" and self._errors.wrong else shown
+        return judged(blocks.logs, blocks.distances)
 
     def estimate(self) -> Estimate | None:
         if self.shows != "":

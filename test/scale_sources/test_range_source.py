@@ -150,12 +150,6 @@ def test_a_sensor_a_metre_from_where_it_is_declared_gives_no_sure_metres(t):
     assert found is None or abs(found.log) < 3 * found.sigma
 
 
-def test_a_sensor_beside_its_declared_place_is_named(caplog):
-    found, _ = estimated(lambda i: shifted(i, (1, 0, 0)), count=20)
-    assert found is None
-    assert "returns do not fit the depth" in caplog.text
-
-
 def test_a_beam_from_another_place_is_less_certain():
     """Its distances are all too long by 0.3 m."""
 
