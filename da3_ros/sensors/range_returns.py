@@ -11,7 +11,8 @@ import threading
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,7 @@ KEEP_S = 5.0  # messages of a topic that are kept
 KEEP_BYTES = 128 << 20  # of them
 MOST_RETURNS = 20_000  # of a frame, spread evenly
 NEAREST_M = 0.05  # to the camera's plane
+MARGIN = 0.5  # of an image's size, by which a return may be beside it before its motion is known
 WIDEST = 3.0  # tangent of the angle from the optical axis, where the image's K is unknown
 WARNING_PERIOD_S = 5.0
 
@@ -167,13 +169,26 @@ class RangeSensors:
             cones = [self._cone(scan, i, frame) for i in range(len(scan.points))]
             before = tuple(c for c in cones if c.axis[2] > 0)
             return RangeReturns(np.zeros((0, 3), np.float32), before)
-        points = self._placed(scan, frame)
+        points = self._placed(self._thinned(scan, frame), frame)
         return RangeReturns(points[_before(points, frame)])
 
     def _cone(self, scan: RangeScan, index: int, frame: Frame) -> RangeCone:
         T, distance = self._pose(scan, scan.stamp_ns, frame), scan.points[index].astype(np.float64)
         metres = float(np.linalg.norm(distance))
         return RangeCone(T[:3, 3], T[:3, :3] @ distance / metres, scan.half_angle, metres)
+
+    def _thinned(self, scan: RangeScan, frame: Frame) -> RangeScan:
+        """Returns those of many returns that may be in the image, spread evenly, before each gets
+        a pose of its own, which takes time."""
+        if scan.stamps_ns is None or len(scan.points) <= 2 * MOST_RETURNS:
+            return scan
+        try:
+            T = self._pose(scan, int(np.median(scan.stamps_ns)), frame).astype(np.float32)
+        except TransformError:  # others may have theirs
+            return scan
+        near = _before(scan.points @ T[:3, :3].T + T[:3, 3], frame, MARGIN)
+        kept = _evenly(np.flatnonzero(near), 2 * MOST_RETURNS)
+        return replace(scan, points=scan.points[kept], stamps_ns=scan.stamps_ns[kept])
 
     def _placed(self, scan: RangeScan, frame: Frame) -> FloatImage:
         """Returns the points [N, 3] in the camera's axes at the frame's stamp."""
@@ -238,20 +253,21 @@ def _why_late(history: RangeHistory, stamp_ns: int) -> str:
     )
 
 
-def _before(points: FloatImage, frame: Frame) -> NDArray[np.bool_]:
-    """Returns which points [N] are in the image, as far as its K is known."""
+def _before(points: FloatImage, frame: Frame, margin: float = 0.0) -> NDArray[np.bool_]:
+    """Returns which points [N] are in the image, as far as its K is known. margin: of its size,
+    by which they may be beside it."""
     z = np.maximum(points[:, 2], NEAREST_M)
     at, ready = points[:, :2] / z[:, None], frame.ready
     if ready is None or ready.K is None:
         inside = (np.abs(at) < WIDEST).all(axis=1)
     else:
-        height, width = ready.image.shape[:2]
-        pixel = np.concatenate([at, np.ones_like(at[:, :1])], axis=1) @ ready.K.T
-        inside = ((pixel[:, :2] >= 0) & (pixel[:, :2] < (width, height))).all(axis=1)
+        size = np.array(ready.image.shape[1::-1])
+        pixel = (np.concatenate([at, np.ones_like(at[:, :1])], axis=1) @ ready.K.T)[:, :2]
+        inside = ((pixel >= -margin * size) & (pixel < (1 + margin) * size)).all(axis=1)
     return np.asarray(inside & (points[:, 2] > NEAREST_M))
 
 
-def _evenly(points: FloatImage) -> FloatImage:
-    if len(points) <= MOST_RETURNS:
-        return points
-    return points[np.linspace(0, len(points) - 1, MOST_RETURNS).astype(int)]
+def _evenly(values: NDArray[Any], most: int = MOST_RETURNS) -> NDArray[Any]:
+    if len(values) <= most:
+        return values
+    return values[np.linspace(0, len(values) - 1, most).astype(int)]

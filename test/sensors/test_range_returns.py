@@ -1,5 +1,7 @@
 """Returns of range sensors from a camera at its own stamp: motion, mounts, what is left out."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
@@ -94,6 +96,22 @@ def test_each_return_is_moved_from_its_own_time_to_the_images():
     at_once = RangeScan("lidar", scan.stamp_ns, scan.points)
     made.topics["/lidar"].add(scan.stamp_ns, lambda: at_once, 1)
     assert error_of(made.at(frame(stamp)), there, stamp) > 0.2
+
+
+def test_of_many_returns_those_before_the_camera_are_kept():
+    """Before they are moved, each from its own time, they are thinned."""
+    there, scan = sweep(1.0, 0.1)
+    behind = np.tile(np.float32([-3, 0, 0]), (5 * MOST_RETURNS, 1))
+    stamps = np.linspace(scan.stamps_ns[0], scan.stamps_ns[-1], len(behind)).astype(np.int64)
+    many = dataclasses.replace(
+        scan, points=np.concatenate((behind, scan.points)),
+        stamps_ns=np.concatenate((stamps, scan.stamps_ns)),
+    )  # fmt: skip
+    made, _ = sensors(tree())
+    made.topics["/lidar"].add(scan.stamp_ns, lambda: many, 10)
+    stamp = scan.stamp_ns + 150 * MS
+    found = made.at(frame(stamp))
+    np.testing.assert_allclose(found.points, expected(there, stamp), atol=0.01)
 
 
 def test_the_robots_own_poses_move_returns_where_no_transform_does():
