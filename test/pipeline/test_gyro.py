@@ -7,6 +7,7 @@ import bench_blind
 import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
+from support.cases import long_after
 
 from da3_ros.config import config_from_parameters
 from da3_ros.geometry.poses import invert_pose
@@ -84,6 +85,7 @@ def bridged():
     return run()
 
 
+@pytest.mark.long
 def test_a_camera_that_turns_away_in_the_dark_is_lost_without_an_imu():
     pipeline, results, frames = run(imu=False)
     assert len(pipeline.map.components) == 2
@@ -121,6 +123,7 @@ def test_a_camera_that_is_carried_in_the_dark_is_not_bridged():
     assert len(pipeline.map.components) == 2
 
 
+@pytest.mark.long
 def test_a_gap_longer_than_the_limit_is_not_bridged():
     pipeline, *_ = run(**{"imu.bridge_s": 0.5})
     assert pipeline.counters["gaps_bridged"] == 0
@@ -149,7 +152,7 @@ class Confused(TruthSession):
         return dataclasses.replace(out, T_window_camera=poses)
 
 
-@pytest.mark.parametrize("refine", [False, True])
+@pytest.mark.parametrize("refine", long_after(1, [False, True]))
 def test_a_network_that_errs_by_far_is_corrected(refine):
     _, with_imu, frames = run(network=Confused, refine=refine)
     assert errors(with_imu, frames)[:BEFORE, 0].max() < 2.0

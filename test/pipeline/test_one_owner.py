@@ -17,12 +17,13 @@ from da3_ros.types import Calibration, Frame
 
 # Objects that may hold the pose of an overlap view, by the classes on the way to it.
 OWNER = "MapTable"
-# What says where a camera was last, and not where a keyframe is.
+# What says where a camera was last, or when it began to stand, and not where a keyframe is.
 OTHERS = {
     "WindowOdometry.newest",
     "OdomFrame",
     "SeenCamera.last",
     "PoseUncertainty._learned_at",
+    "_Stand.T_local_camera",
 }
 
 

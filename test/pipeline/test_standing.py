@@ -108,6 +108,7 @@ def test_nothing_drifts_in_ten_minutes(refined):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_slow_creep_loses_no_way():
     """A millimetre per second: the pose is held in between, and no way is lost."""
     way = drive()[:DRIVE]
