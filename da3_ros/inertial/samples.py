@@ -24,10 +24,11 @@ def usable(stretch: ImuStretch) -> bool:
 def is_saturated(stretch: ImuStretch) -> bool:
     """Whether an axis was at the limit of its range: equal extreme samples in a row."""
     values = zip((stretch.acceleration, stretch.gyro), LEAST_LIMITS, strict=True)
-    return any(_stays_at_extreme(v, least) for v, least in values)
+    return any(stays_at_extreme(v, least) for v, least in values)
 
 
-def _stays_at_extreme(values: Array, least: float) -> bool:
+def stays_at_extreme(values: Array, least: float) -> bool:
+    """Whether an axis of values [N, 3] repeats its extreme, and that is above ``least``."""
     size = np.abs(values)
     extreme = (size == size.max(axis=0)) & (size > least)  # [N, 3]
     if len(values) < REPEATED or not extreme.any():

@@ -296,21 +296,8 @@ def point_cloud(
 
 def xyz_cloud(lib: MessageLibrary, stamp_ns: int, frame_id: str, points: FloatImage) -> Any:
     """sensor_msgs/PointCloud2, unorganised, of finite points [N, 3] without colours."""
-    field = lib.type("sensor_msgs/msg/PointField")
-    return lib.type("sensor_msgs/msg/PointCloud2")(
-        header=header(lib, stamp_ns, frame_id),
-        height=1,
-        width=len(points),
-        fields=[
-            field(name=name, offset=4 * i, datatype=_FLOAT32, count=1)
-            for i, name in enumerate("xyz")
-        ],
-        is_bigendian=False,
-        point_step=12,
-        row_step=12 * len(points),
-        data=lib.bytes(np.ascontiguousarray(points, "<f4")),
-        is_dense=True,
-    )
+    packed = np.ascontiguousarray(points, "<f4")
+    return _fields_cloud(lib, stamp_ns, frame_id, packed, dict.fromkeys("xyz", _FLOAT32))
 
 
 def timed_cloud(
@@ -322,19 +309,28 @@ def timed_cloud(
     packed = np.zeros(len(points), kind)
     packed["x"], packed["y"], packed["z"] = np.asarray(points, np.float32).T
     packed["t"] = offsets_ns
-    field = lib.type("sensor_msgs/msg/PointField")
+    fields = dict.fromkeys("xyz", _FLOAT32) | {"t": _UINT32}
+    return _fields_cloud(lib, stamp_ns, frame_id, packed.view(np.uint8), fields)
+
+
+def _fields_cloud(
+    lib: MessageLibrary, stamp_ns: int, frame_id: str, packed: NDArray[Any], fields: dict[str, int]
+) -> Any:
+    """sensor_msgs/PointCloud2, unorganised, of finite points. packed: [N, ...] little-endian.
+    fields: types of four bytes each, by name, in the order in which they are packed."""
+    field, step = lib.type("sensor_msgs/msg/PointField"), 4 * len(fields)
     return lib.type("sensor_msgs/msg/PointCloud2")(
         header=header(lib, stamp_ns, frame_id),
         height=1,
-        width=len(points),
+        width=packed.nbytes // step,
         fields=[
-            field(name=name, offset=4 * i, datatype=_UINT32 if name == "t" else _FLOAT32, count=1)
-            for i, name in enumerate(kind.names or ())
+            field(name=name, offset=4 * i, datatype=kind, count=1)
+            for i, (name, kind) in enumerate(fields.items())
         ],
         is_bigendian=False,
-        point_step=16,
-        row_step=16 * len(points),
-        data=lib.bytes(packed.view(np.uint8)),
+        point_step=step,
+        row_step=packed.nbytes,
+        data=lib.bytes(packed),
         is_dense=True,
     )
 

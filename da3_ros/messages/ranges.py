@@ -33,6 +33,13 @@ _UNITS = {"nanoseconds": 1, "microseconds": 10**3, "milliseconds": 10**6, "secon
 _SWEEP = 2e6, 5e8
 
 
+def message_bytes(kind: str, message: Any) -> int:
+    """Returns about how many bytes a message of type ``kind`` takes."""
+    if kind == CLOUD:
+        return len(message.data)
+    return 4 * len(message.ranges) if kind == SCAN else 64
+
+
 def read_ranges(kind: str, message: Any) -> RangeScan:
     """Returns the returns of a message of type ``kind``, one of ``RANGE_TYPES``.
 

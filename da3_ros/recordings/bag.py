@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 from collections import deque
@@ -185,10 +184,12 @@ class BagRecording(Recording):
         bag = Bag(self.path)
         try:
             for _, _, kind, data in bag.messages({topic}):
-                with contextlib.suppress(
-                    MessageError
-                ):  # a gap, which is named by those who use it
-                    yield bag.types.deserialize(kind, data)
+                try:
+                    message = bag.types.deserialize(kind, data)
+                except MessageError as error:
+                    log.warning("%s: a message is not used: %s", topic, error)
+                    continue
+                yield message
         finally:
             bag.close()
 

@@ -7,13 +7,11 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from da3_ros.config import NodeConfig, needs_ranges
 from da3_ros.messages.decode import stamp_ns
-from da3_ros.messages.ranges import RANGE_TYPES, read_ranges
+from da3_ros.messages.ranges import RANGE_TYPES, message_bytes, read_ranges
 from da3_ros.recordings import Recording, RecordingError
-from da3_ros.recordings.bag_files import Bag, MessageError
 from da3_ros.sensors.pose_prior import PosePrior
 from da3_ros.sensors.range_returns import (
     KEEP_S,
@@ -54,7 +52,7 @@ def ranges_of_recording(
         )
     sensors = RangeSensors(topics, transforms, config.odom_frame, warn, prior)
     sensors.feed = _Feed({
-        name: _Topic(name, _messages(recording.path, name, kinds[name]), history)
+        name: _Topic(name, _messages(recording, name, kinds[name]), history)
         for name, history in sensors.topics.items()
     })  # fmt: skip
     log.info("range sensors: reading %s", ", ".join(topics))
@@ -64,21 +62,11 @@ def ranges_of_recording(
 Message = tuple[int, Callable[[], RangeScan], int]  # stamp, what reads it, bytes
 
 
-def _messages(path: Path, topic: str, kind: str) -> Iterator[Message]:
-    """Yields the messages of a topic. Each topic has a reader of its own, which others do not
-    disturb."""
-    bag = Bag(path)
-    try:
-        for _, _, _, data in bag.messages((topic,)):
-            try:
-                message = bag.types.deserialize(kind, data)
-            except MessageError as error:
-                log.warning("%s: a message is not used: %s", topic, error)
-                continue
-            read = functools.partial(read_ranges, kind, message)
-            yield stamp_ns(message.header.stamp), read, len(data)
-    finally:
-        bag.close()
+def _messages(recording: Recording, topic: str, kind: str) -> Iterator[Message]:
+    """Yields the messages of a topic, which are read while the frames are."""
+    for message in recording.along(topic):
+        read = functools.partial(read_ranges, kind, message)
+        yield stamp_ns(message.header.stamp), read, message_bytes(kind, message)
 
 
 @dataclass

@@ -11,7 +11,7 @@ from rclpy.qos import QoSProfile, ReliabilityPolicy
 
 from da3_ros.messages.build import MessageLibrary
 from da3_ros.messages.decode import stamp_ns
-from da3_ros.messages.ranges import CLOUD, RANGE_TYPES, SCAN, read_ranges
+from da3_ros.messages.ranges import RANGE_TYPES, message_bytes, read_ranges
 from da3_ros.ros.qos import Endpoints
 from da3_ros.sensors.range_returns import RangeSensors
 
@@ -71,10 +71,3 @@ class RangeInputs:
         self._sensors.topics[topic].add(
             stamp_ns(message.header.stamp), read, message_bytes(kind, message)
         )
-
-
-def message_bytes(kind: str, message: Any) -> int:
-    """Returns about how many bytes a message of type ``kind`` takes."""
-    if kind == CLOUD:
-        return len(message.data)
-    return 4 * len(message.ranges) if kind == SCAN else 64

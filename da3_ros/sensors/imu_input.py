@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from da3_ros.config import ImuConfig
+from da3_ros.inertial.samples import LEAST_LIMITS, stays_at_extreme
 from da3_ros.sensors.transform_tree import JUMP_S, TransformError, TransformTree
 from da3_ros.types import Array, ImuStretch
 
@@ -27,8 +28,6 @@ MOST_MIXED = 3  # changes of the frame_id, beyond which two IMUs send
 KEEP_S = 10.0  # time of samples that are kept
 MAX_STRETCH_S = 5.0  # longest time between two frames; the motion of a longer one is not bridged
 WARNING_PERIOD_S = 5.0  # between two equal warnings
-# A sensor at its limit repeats one value: this often in a row, from these values on.
-REPEATED, FAST, STRONG = 3, 4.0, 18.0  # samples, rad/s, m/s^2
 # Size of the specific force, m/s^2, that a robot has on average: gravity, and little else.
 FORCES = 7.0, 13.0
 CHECKED_S = 2.0  # time over which that average is taken
@@ -214,7 +213,9 @@ class ImuInput:
 
     def _check(self, stamps: Array, values: Array) -> None:
         """Raises ImuError for a sensor at its limit, or in other units."""
-        if _is_saturated(values[1:-1, :3], FAST) or _is_saturated(values[1:-1, 3:], STRONG):
+        inside, (strong, fast) = values[1:-1], LEAST_LIMITS  # both ends are interpolated
+        # In the IMU's own axes: in those of the camera a limit is no constant.
+        if stays_at_extreme(inside[:, :3], fast) or stays_at_extreme(inside[:, 3:], strong):
             raise ImuError("it is at its limit (values repeat)")
         step, force = np.diff(stamps) / 1e9, values[:, 3:]
         taken = float(step.sum())
@@ -232,13 +233,3 @@ class ImuInput:
                 f"its acceleration is {mean:.3g} m/s^2 on average, and gravity is 9.8: it must be "
                 "in m/s^2 (not in g) and contain gravity (REP-145)"
             )
-
-
-def _is_saturated(values: Array, least: float) -> bool:
-    """Whether a component of values [N, 3] repeats a large value exactly."""
-    if len(values) < REPEATED:
-        return False
-    same = np.ones((len(values) - REPEATED + 1, 3), bool)
-    for shift in range(1, REPEATED):
-        same &= values[shift : len(values) - REPEATED + 1 + shift] == values[: len(same)]
-    return bool((same & (np.abs(values[: len(same)]) >= least)).any())
