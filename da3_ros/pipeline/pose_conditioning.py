@@ -64,8 +64,11 @@ def views_with_poses(
 
 def turned_by_gyro(window: Window, estimate: WindowEstimate, gyro: GyroTurns) -> WindowEstimate:
     """Returns the estimate in which a new view has turned as the gyro says since its camera's view
-    before, where the network says something else; positions stay."""
-    poses = estimate.T_window_camera.copy()
+    before, where the network says something else; the same estimate if it never does.
+
+    Positions stay.
+    """
+    poses, differs = estimate.T_window_camera.copy(), False
     last: dict[str, int] = {}
     for k in sorted(range(len(window.views)), key=lambda k: window.views[k].id):
         view = window.views[k]
@@ -78,8 +81,8 @@ def turned_by_gyro(window: Window, estimate: WindowEstimate, gyro: GyroTurns) ->
         R = poses[before, :3, :3] @ turn[0]
         apart = Rotation.from_matrix(R.T @ poses[k, :3, :3]).magnitude()
         if apart > REFUSED * math.hypot(NETWORK_SIGMA, turn[1]):
-            poses[k, :3, :3] = R
-    return replace(estimate, T_window_camera=poses)
+            poses[k, :3, :3], differs = R, True
+    return replace(estimate, T_window_camera=poses) if differs else estimate
 
 
 def with_prior_poses(

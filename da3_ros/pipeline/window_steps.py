@@ -161,7 +161,10 @@ class WindowSteps(MapListener):
         if not shared:
             self._end_bridge(new[0].view)
         estimate = self.refinement.calibrated(window, new, WindowEstimate.of(prediction))
-        estimate = turned_by_gyro(window, estimate, self.gyro)
+        turned = turned_by_gyro(window, estimate, self.gyro)
+        if turned is not estimate:
+            self.counters["windows_turned_by_gyro"] += 1
+            estimate = turned
         estimate, cause = self.blind.judge(window, shared, new, estimate)
         if cause:
             yield from self._deliver_untrusted(new, prediction, cause)

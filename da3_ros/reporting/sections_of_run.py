@@ -22,6 +22,7 @@ COUNTS = {
     "frames_without_prior": "frames without a pose of the robot",
     "frames_without_imu": "frames without what the IMU measured since the one before",
     "gaps_bridged": "gaps without a known view, which the gyro bridged",
+    "windows_turned_by_gyro": "windows in which the gyro has replaced the network's rotation",
     "gyro_contradicted": "windows whose rotations the gyro contradicts",
     "late_calibrations": "cameras whose camera_info came after their first image",
     "size_changes": "changes of the image size",

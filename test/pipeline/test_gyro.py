@@ -154,7 +154,8 @@ class Confused(TruthSession):
 
 @pytest.mark.parametrize("refine", long_after(1, [False, True]))
 def test_a_network_that_errs_by_far_is_corrected(refine):
-    _, with_imu, frames = run(network=Confused, refine=refine)
+    pipeline, with_imu, frames = run(network=Confused, refine=refine)
+    assert pipeline.counters["windows_turned_by_gyro"] > 3
     assert errors(with_imu, frames)[:BEFORE, 0].max() < 2.0
     if not refine:
         _, without, _ = run(network=Confused, refine=refine, imu=False)
