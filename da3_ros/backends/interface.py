@@ -13,6 +13,7 @@ from torch import Tensor
 
 from da3_ros.network import ModelSpec, Network
 from da3_ros.network.model import Output
+from da3_ros.network.stages import StageCall
 
 
 class Backend(ABC):
@@ -27,6 +28,10 @@ class Backend(ABC):
     def release(self) -> None:
         """Return memory that windows left allocated to the system."""
         return
+
+    def stage_calls(self) -> list[StageCall]:
+        """The methods that run the network's stages, for measuring each by itself."""
+        return []
 
     @abstractmethod
     def encode(self, images: Tensor) -> Any:

@@ -15,6 +15,7 @@ from da3_ros.network.build import parts
 from da3_ros.network.model import DepthAnything3, Output
 from da3_ros.network.monocular import MonocularDepth, MonocularOutput
 from da3_ros.network.nested import NestedDepthAnything3, NestedPrefix
+from da3_ros.network.stages import BACKBONE, CAMERA, HEAD, StageCall, stage_calls
 
 
 class OpenVinoBackend(Backend):
@@ -28,6 +29,13 @@ class OpenVinoBackend(Backend):
 
     def release(self) -> None:
         self._engine.release()
+
+    def stage_calls(self) -> list[StageCall]:
+        """The heads' first layers count as backbone: they are in one program with it."""
+        names = {"encode": BACKBONE, "window": BACKBONE, "head": HEAD, "image": BACKBONE}
+        calls = [StageCall(stage, self._engine, name) for name, stage in names.items()]
+        cameras = (c for c in stage_calls(self._module) if c.stage == CAMERA)
+        return [*calls, *cameras]
 
     def encode(self, images: Tensor) -> Any:
         batch = images[0].float()

@@ -73,8 +73,12 @@ class OpenVinoEngine:
         tokens: [N, T, D]. slots: camera tokens [N, D]. frames: int64 [M].
         """
         *taps, camera = self._run("window", tokens.numpy(), slots.numpy(), frames.numpy())
-        depth, confidence = self._one_by_one("head", *taps)
+        depth, confidence = self.head(*taps)
         return depth, confidence, torch.from_numpy(camera.copy())
+
+    def head(self, *taps: Array) -> list[Tensor]:
+        """Projected taps [M, P, c_k] -> depth and confidence [M, H, W]."""
+        return self._one_by_one("head", *taps)
 
     def _one_by_one(self, name: str, *inputs: Array) -> list[Tensor]:
         """Run a part for one view after another: [F, ...] in, tensors [F, ...] out.

@@ -12,6 +12,7 @@ from da3_ros.backends.compiled import Compiler
 from da3_ros.backends.interface import Backend, Opening, Runtime
 from da3_ros.network import Network
 from da3_ros.network.model import Output
+from da3_ros.network.stages import StageCall, stage_calls
 
 
 class TorchRuntime(Runtime):
@@ -34,6 +35,9 @@ class TorchBackend(Backend):
         self.may_compile = True
         self.state: Hashable = None  # all that the module's results depend on, besides its inputs
         self.compiling = False  # whether a program was compiled since this was set to False
+
+    def stage_calls(self) -> list[StageCall]:
+        return stage_calls(self.module)
 
     def encode(self, images: Tensor) -> Any:
         return self._call("encode", images)

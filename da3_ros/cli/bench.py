@@ -33,6 +33,26 @@ def add_bench(commands: Any) -> None:
         help="size of the camera's images (default: 640x480)",
     )
     bench.add_argument(
+        "--stages",
+        action="store_true",
+        help="also time and memory of each stage: pre-processing, backbone, head, camera, "
+        "Gaussians, export",
+    )
+    bench.add_argument(
+        "--pictures",
+        type=Path,
+        metavar="DIR",
+        help="also write pictures of the network's depth to this folder: image and depth, "
+        "histogram, and slices by distance",
+    )
+    bench.add_argument(
+        "--of",
+        type=Path,
+        metavar="RECORDING",
+        help="recording or folder of images whose first window --pictures shows (default: a "
+        "rendered room)",
+    )
+    bench.add_argument(
         "--json", type=Path, metavar="FILE", help="write all measurements to this file"
     )
     bench.set_defaults(run=_run_bench)
@@ -44,7 +64,12 @@ def _run_bench(options: argparse.Namespace) -> int:
     if options.frames < 1:
         raise ConfigError(f"--frames is {options.frames}: at least 1")
     config = load_config(options.config, options.param)
-    wanted = BenchOptions(size_argument(options.size), options.frames, options.json)
+    if options.of is not None and options.pictures is None:
+        raise ConfigError("--of chooses what --pictures shows: add --pictures DIR")
+    wanted = BenchOptions(
+        size_argument(options.size), options.frames, options.json, stages=options.stages,
+        pictures=options.pictures, shown=options.of,
+    )  # fmt: skip
     try:
         sys.stdout.write(bench(wanted, config))
     except BenchError as error:

@@ -20,6 +20,8 @@ import torch
 from tqdm import tqdm
 
 from da3_ros import __version__
+from da3_ros.cli.bench_pictures import write_pictures
+from da3_ros.cli.bench_stages import stages
 from da3_ros.config import NodeConfig, PipelineConfig
 from da3_ros.inference import (
     BudgetError,
@@ -35,12 +37,15 @@ from da3_ros.inference.planner import GIB
 from da3_ros.inference.random_windows import random_windows
 from da3_ros.network import MODELS, CheckpointError
 from da3_ros.parameter_schema import parameters
+from da3_ros.recordings.base import RecordingError
 from da3_ros.replay.log_lines import logs_above_bars
 from da3_ros.scale_sources import scale_source
 from da3_ros.types import WindowEstimate
 
 log = logging.getLogger(__name__)
 
+MIB = 2**20
+RANDOM = "random"  # value of `checkpoint`
 UNSEEN = 3  # timed windows without a view of an earlier window
 PERCENTILES = (50, 95, 99)
 
@@ -56,6 +61,9 @@ class BenchOptions:
     image: tuple[int, int]  # width, height of the camera
     frames: int  # number of new frames to time
     json: Path | None = None
+    stages: bool = False  # whether stages are measured
+    pictures: Path | None = None  # folder for pictures of depth; None: none
+    shown: Path | None = None  # recording that they show; None: a rendered room
 
 
 @dataclass(frozen=True)
@@ -77,8 +85,12 @@ def bench(options: BenchOptions, settings: NodeConfig) -> str:
         raise BenchError(f"--json {options.json}: its folder does not exist")
     config = settings.pipeline
     try:
-        opened = _open(config, options.image)
+        opened = _open(config, options)
         report = _measured(config, options, opened)
+        if options.stages:
+            report["stages"] = _stages(config, options, opened.session)
+        if options.pictures is not None:
+            report["pictures"] = _pictures(options, config, opened.session)
     except CheckpointError as error:
         raise BenchError(f"{error}. {_without_weights(config)}") from error
     except (DeviceError, BudgetError, WindowTooLargeError) as error:
@@ -91,9 +103,13 @@ def bench(options: BenchOptions, settings: NodeConfig) -> str:
     return as_text(report)
 
 
-def _open(config: PipelineConfig, image: tuple[int, int]) -> OpenedSession:
-    start = time.perf_counter()
+def _open(config: PipelineConfig, options: BenchOptions) -> OpenedSession:
+    start, image = time.perf_counter(), options.image
     session, metric_model = open_networks(config)
+    if options.stages and session.loaded.compiler.mode:
+        raise BenchError(
+            "--stages: the stages of a compiled network cannot be told apart; set compile to off"
+        )
     joint = config.window.mode == "joint"
     cameras = max(1, len(config.cameras)) if joint else 1
     try:
@@ -103,6 +119,33 @@ def _open(config: PipelineConfig, image: tuple[int, int]) -> OpenedSession:
     loaded = time.perf_counter()
     session.warm_up(config.window.size, config.window.new * cameras, image=image)
     return OpenedSession(session, metric_model, loaded - start, time.perf_counter() - loaded)
+
+
+def _stages(
+    config: PipelineConfig, options: BenchOptions, session: InferenceSession
+) -> dict[str, list[dict[str, Any]]]:
+    """Returns name, milliseconds and MiB of each stage, and of exports."""
+    window, exports = stages(session, config, options.image)
+    return {
+        kind: [{"name": s.name, "ms": 1e3 * s.seconds, "mib": s.memory / MIB} for s in found]
+        for kind, found in (("window", window), ("export", exports))
+    }
+
+
+def _pictures(
+    options: BenchOptions, config: PipelineConfig, session: InferenceSession
+) -> list[str]:
+    """Returns the paths of the pictures."""
+    assert options.pictures is not None
+    if config.inference.checkpoint == RANDOM:
+        log.warning("--pictures: the weights are random, so the depth means nothing")
+    try:
+        paths = write_pictures(options.pictures, session, config, options.image, options.shown)
+    except (RecordingError, ValueError) as error:
+        raise BenchError(f"--pictures: {error}") from error
+    except OSError as error:
+        raise BenchError(f"--pictures {options.pictures}: {error.strerror}") from error
+    return [str(path) for path in paths]
 
 
 def _without_weights(config: PipelineConfig) -> str:
@@ -251,8 +294,22 @@ def as_text(report: dict[str, Any]) -> str:
         ("memory, GiB", f"peak {memory['peak']:.2f}; planned {memory['planned']:.2f}, then "
          f"{memory['planned_after_measuring']:.2f} by measuring; budget {memory['budget']:.2f}"),
     ]  # fmt: skip
+    rows += _stage_rows(report.get("stages"))
+    rows += [("picture", path) for path in report.get("pictures", [])]
     width = max(len(name) for name, _ in rows) + 2
     return "\n".join(f"{name:<{width}}{text}".rstrip() for name, text in rows) + "\n"
+
+
+def _stage_rows(found: dict[str, list[dict[str, Any]]] | None) -> list[tuple[str, str]]:
+    """Returns lines of the stages, with a title of their columns."""
+    if found is None:
+        return []
+    title = f"{'ms':>10}{'MiB':>10}  above weights and kept prefixes, at the stage's peak"
+    stage_rows = [
+        (row["name"], f"{row['ms']:10.1f}{row['mib']:10.1f}")
+        for row in (*found["window"], *found["export"])
+    ]
+    return [("", ""), ("stages of a window", title), *stage_rows]
 
 
 def _cells(values: dict[str, float]) -> str:

@@ -1,4 +1,4 @@
-"""Measures the speed of a session with sliding windows. It does not depend on the weights.
+"""Measures speed and stages of a session with sliding windows. They do not depend on the weights.
 
 Times cover the session only: upload, pre-processing, network, download; no messages.
 """
@@ -13,11 +13,17 @@ import numpy as np
 from da3_ros.backends.compiled import CALLS_BEFORE_COMPILING
 from da3_ros.inference.interfaces import Session
 from da3_ros.inference.planner import Plan
-from da3_ros.inference.random_windows import slide
+from da3_ros.inference.preprocess import resize_for_network
+from da3_ros.inference.random_windows import random_windows, slide
+from da3_ros.inference.session import InferenceSession
+from da3_ros.inference.stage_meter import StageMeter
+from da3_ros.network.stages import PREPARE
 
 WARM_UP = (
     1 + CALLS_BEFORE_COMPILING
 )  # windows before any that count: all views are new in the first
+OTHER = "other"  # copies, stacking, planning
+MEMORY_WINDOWS = 2  # whose memory is measured
 MAX_REPLANS = 3  # warm-ups, each repeated if a measured window changed the plan
 
 
@@ -73,6 +79,51 @@ def measure_speed(
         unseen_s=tuple(_run(session, plan, views, unseen, on_window, unseen=True)),
         planned=planned,
     )
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a stage of a window takes."""
+
+    name: str
+    seconds: float  # mean of the timed windows
+    memory: int  # bytes at its peak, above weights, kept prefixes and what else was in use
+
+
+def measure_stages(session: InferenceSession, image: tuple[int, int], windows: int) -> list[Stage]:
+    """Measure the stages of the session's usual windows, in the order in which they begin.
+
+    image: (width, height) of the camera, whose new images are resized in each window. The session
+    must have a plan and be warm.
+    """
+    timed = _watched(session, image, windows, memory=False)
+    weighed = _watched(session, image, MEMORY_WINDOWS, memory=True)
+    return [
+        Stage(name, seconds / windows, weighed.peaks.get(name, 0))
+        for name, seconds in timed.seconds.items()
+    ]
+
+
+def _watched(
+    session: InferenceSession, image: tuple[int, int], windows: int, *, memory: bool
+) -> StageMeter:
+    plan = session.memory.plan
+    assert plan is not None, "call fit first"
+    meter = StageMeter(session.hardware, memory=memory)
+    views = plan.window if session.spec.multi_view else plan.new
+    given = random_windows(plan, views, plan.new, 1 + windows)
+    session.infer(next(given))  # all of its views are new
+    picture = np.random.default_rng(0).integers(0, 256, (image[1], image[0], 3)).astype(np.uint8)
+    with meter.watching(session.stage_calls()):
+        meter.begin()  # after the first window, whose prefixes are kept
+        meter.seconds.clear()
+        for window in given:
+            with meter.stage(PREPARE):
+                for _ in range(plan.new):
+                    resize_for_network(picture, None, plan.process_res)
+            with meter.stage(OTHER):
+                session.infer(window)
+    return meter
 
 
 def _run(

@@ -140,6 +140,9 @@ class Device:
     def release(self) -> None:
         """Return cached memory to the device."""
 
+    def wait(self) -> None:
+        """Wait until all work that was queued on the device is done."""
+
     def context(self) -> int:
         """Memory of driver and libraries outside the allocator."""
         return 0
@@ -276,6 +279,9 @@ class Cuda(Device):
     def release(self) -> None:
         torch.cuda.empty_cache()
 
+    def wait(self) -> None:
+        torch.cuda.synchronize(self.device)
+
     def context(self) -> int:
         return CONTEXT
 
@@ -363,6 +369,9 @@ class Mps(Device):
 
     def release(self) -> None:
         torch.mps.empty_cache()
+
+    def wait(self) -> None:
+        torch.mps.synchronize()
 
     @staticmethod
     def _limit() -> int:

@@ -34,6 +34,7 @@ from da3_ros.network.conditioning import normalize_poses
 from da3_ros.network.model import Output
 from da3_ros.network.monocular import MonocularDepth, MonocularOutput
 from da3_ros.network.nested import NestedPrefix, to_metres
+from da3_ros.network.stages import PREPARE, StageCall
 from da3_ros.types import Array, FloatImage, Image, Prediction, ScaleMeasurement, Window
 
 log = logging.getLogger(__name__)
@@ -123,6 +124,10 @@ class InferenceSession(Session):
             memory_peak_gb=self.memory.meter.peak / GIB,
             degraded=self.memory.degraded,
         )
+
+    def stage_calls(self) -> list[StageCall]:
+        """The methods that run the stages of a window on the backend of the newest one."""
+        return [StageCall(PREPARE, self._encoder, "encode"), *self.loaded.backend.stage_calls()]
 
     # Memory --------------------------------------------------------------------------------------
 

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cv2
+import numpy as np
 import pytest
 from support.tiny_networks import tiny_metric_spec
 
@@ -100,6 +102,57 @@ def test_the_unmeasurable_is_reported_in_one_line(capsys, caplog, arguments, cod
     assert main(["bench", *TINY, *arguments]) == code
     (said,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("da3_ros:")]
     assert words in said
+
+
+@pytest.mark.slow
+def test_stages_and_pictures_are_in_table_and_file(tmp_path, capsys):
+    folder = tmp_path / "pictures"
+    report = bench(
+        tmp_path, "--frames", "1", "-p", "map.max_points:=1000", "-p", "window.size:=3",
+        "--stages", "--pictures", str(folder),
+    )  # fmt: skip
+    table = capsys.readouterr().out
+    names = [row["name"] for row in report["stages"]["window"]]
+    assert {"pre-processing", "backbone", "head", "camera"} <= set(names)
+    assert [row["name"] for row in report["stages"]["export"]] == [
+        "export of 1000 points as GLB", "export of 1000 points as PLY",
+    ]  # fmt: skip
+    assert all(row["ms"] > 0 and row["mib"] >= 0 for row in report["stages"]["window"])
+    for row in report["stages"]["window"]:
+        assert f"{row['ms']:10.1f}{row['mib']:10.1f}" in table
+    pictures = [cv2.imread(path) for path in report["pictures"]]
+    assert [p.shape[2] for p in pictures] == [3, 3, 3]
+    assert sorted(f.name for f in folder.iterdir()) == ["depth.png", "histogram.png", "slices.png"]
+
+
+@pytest.mark.slow
+def test_pictures_show_a_recording(tmp_path):
+    images, folder, rng = tmp_path / "images", tmp_path / "pictures", np.random.default_rng(0)
+    images.mkdir()
+    for k in range(4):
+        cv2.imwrite(str(images / f"{k}.png"), rng.integers(0, 255, (48, 64, 3), dtype=np.uint8))
+    given = ("--frames", "1", "-p", "window.size:=3", "--pictures", str(folder))
+    bench(tmp_path, *given, "--of", str(images))
+    shown = cv2.imread(str(folder / "slices.png"))
+    assert shown.any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--of", "x"], 2, "add --pictures"),
+        (["--pictures", "p", "--of", "no/such.bag"], 1, "no/such.bag does not exist"),
+        (["--stages", "-p", "compile:=on", "-p", "backend:=torch"], 1, "set compile to off"),
+    ],
+)
+def test_what_stages_and_pictures_cannot_do_is_said(
+    tmp_path, capsys, caplog, monkeypatch, arguments, code, words
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", *TINY, "--frames", "1", "-p", "window.size:=2", *arguments]) == code
+    said = [x for x in capsys.readouterr().err.splitlines() if x.startswith("da3_ros:")]
+    assert words in said[-1]
 
 
 @pytest.mark.long
