@@ -95,6 +95,8 @@ def measure(seconds, parameters, count, rate_hz, backend):
     try:
         while len(listener.arrivals) < 5 or backend not in ("", listener.backend):
             rclpy.spin_once(listener, timeout_sec=0.1)
+            if node.poll() is not None or camera.poll() is not None:
+                raise RuntimeError(f"a process ended: {' '.join(node.args)}")
         listener.windows.clear()
         listener.arrivals.clear()
         end = time.monotonic() + seconds

@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""The whole live node: frames per second and latency by stage, at several rates of the camera.
+
+    python bench/bench_node.py --out bench/results/node.json
+    python bench/bench_node.py --models da3-tiny --rates 10 --seconds 5
+
+Camera, node and a listener to all topics run as processes on this machine, each setting in turn:
+without refinement and dense depth, with refinement, with both. Windows of eight views, one new.
+Weights: those that ship for da3-tiny (252 pixels), else random (280 pixels): random weights give
+nothing to refine, so they run without. A rate that the node cannot follow shows what it can: the
+oldest frames are dropped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from pathlib import Path
+from typing import Any
+
+import rclpy
+import results_file
+from bench_latency import measure
+from tqdm import tqdm
+
+SHIPS = "da3-tiny"
+RES = {SHIPS: 252}
+OTHER_RES = 280
+EXTRAS = {
+    "neither": {"refinement.enabled": False, "dense.enabled": False},
+    "refinement": {"refinement.enabled": True, "dense.enabled": False},
+    "refinement, dense": {"refinement.enabled": True, "dense.enabled": True},
+}
+STAGES = ("wait", "prepare", "network", "refinement", "window", "publish")
+
+
+def row_of(model: str, extra: str, rate: float, options: argparse.Namespace) -> dict[str, Any]:
+    """Runs camera, node and listener; returns the row of a setting."""
+    values = {
+        "model": model, "process_res": RES.get(model, OTHER_RES), "window.size": 8,
+        "backend": options.backend,
+        **EXTRAS[extra], **({} if model == SHIPS else {"checkpoint": "random"}),
+    }  # fmt: skip
+    given = [
+        f"{name}:={str(v).lower() if isinstance(v, bool) else v}" for name, v in values.items()
+    ]
+    found = measure(options.seconds, given, 1, rate, options.wait_for)
+    row = {
+        "model": model, "process_res": values["process_res"], "extras": extra, "rate_hz": rate,
+        "windows_per_s": found["windows_per_s"],
+        "latency_median_s": found["stamp_to_publication_median_s"],
+        "latency_p95_s": found["stamp_to_publication_p95_s"], "backend": found["backend"],
+    }  # fmt: skip
+    for stage in STAGES:
+        row[f"{stage}_s"] = found.get(f"stage_{stage}_median_s")
+    return row | {"dropped": sum(found["drops"].values()), "received": found["received"]}
+
+
+def main() -> None:
+    """Runs all settings; prints and writes their rows."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", nargs="+", default=[SHIPS, "da3-small"])
+    parser.add_argument("--rates", nargs="+", type=float, default=[1.0, 10.0, 30.0])
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--backend", default="auto")
+    parser.add_argument(
+        "--wait-for", default="", metavar="BACKEND", help="measure from when it runs on this one"
+    )
+    parser.add_argument("--out", type=Path, help="write JSON")
+    options = parser.parse_args()
+    rclpy.init(args=[])
+    settings = [
+        (model, extra, rate)
+        for model, rate, extra in itertools.product(options.models, options.rates, EXTRAS)
+        if model == SHIPS or extra == "neither"
+    ]
+    rows = []
+    for model, extra, rate in tqdm(settings, unit="setting"):
+        rows.append(row_of(model, extra, rate, options))
+        results_file.show(rows[-1])
+    rclpy.try_shutdown()
+    results_file.write(options.out, {"seconds": options.seconds, "rows": rows}, "cpu")
+
+
+if __name__ == "__main__":
+    main()
