@@ -1,0 +1,130 @@
+"""Benchmarks of quality, at toy size, and the parts of them that compute errors."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import programs
+
+from da3_ros.geometry.similarity import Similarity
+from da3_ros.types import Prediction, View, Window
+
+BENCH = Path(__file__).parents[2] / "bench"
+
+
+def long(test):
+    """A benchmark as a process of its own, which may take its time."""
+    return pytest.mark.process(pytest.mark.long(pytest.mark.timeout(0)(test)))
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
+@pytest.fixture
+def load(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCH))
+    yield importlib.import_module
+    for name in ("bench_chunks", "bench_postprocessing", "bench_quality"):
+        sys.modules.pop(name, None)
+
+
+def run(tmp_path, script, *arguments):
+    out = tmp_path / "out.json"
+    done = programs.run(BENCH / script, *arguments, "--out", out)
+    assert done.returncode == 0, done.stderr
+    return json.loads(out.read_text())["rows"]
+
+
+@long
+def test_chunks_and_windows_are_compared(tmp_path):
+    methods = ("all at once", "chunks of 4", "joined 6/3", "ours 4/1 refined")
+    rows = run(
+        tmp_path, "bench_chunks.py", "--frames", "10", "--rooms", "1", "--process-res", "112",
+        "--device", "cpu", "--methods", *methods,
+    )  # fmt: skip
+    assert [row["method"] for row in rows] == list(methods)
+    assert rows[1]["ate_m"] is None, "separate chunks have no common frame"
+    assert all(0 < row["abs_rel"] < 0.5 and row["peak_gib"] > 0 for row in rows)
+    assert rows[3]["ate_m"] < rows[0]["ate_m"]
+
+
+@long
+def test_quality_and_planned_memory_are_in_one_table(tmp_path):
+    rows = run(
+        tmp_path, "bench_quality.py", "--frames", "10", "--rooms", "1", "--sizes", "112",
+        "--precisions", "off", "--backends", "torch", "--windows", "--others", "da3-small",
+        "--device", "cpu",
+    )  # fmt: skip
+    ours, other = rows
+    assert ours["size"] == "112x84"
+    assert ours["frames_per_s"] > 0
+    assert ours["ate_refined_m"] < ours["ate_m"]
+    assert other["planned_gib"] > ours["planned_gib"]
+    assert "abs_rel" not in other, "its weights are random"
+
+
+@long
+def test_flips_and_filters_are_compared_with_plain_windows(tmp_path):
+    rows = run(tmp_path, "bench_postprocessing.py", "--rooms", "1", "--device", "cpu")
+    assert rows[0]["variant"] == "plain"
+    assert rows[1]["variant"] == "flips"
+    assert rows[1]["abs_rel"] != rows[0]["abs_rel"]
+
+
+def prediction(T, depth):
+    n = len(T)
+    K = np.tile([[40.0, 0, 20], [0, 40, 15], [0, 0, 1]], (n, 1, 1))
+    return Prediction(depth, np.full_like(depth, 2), T, K)
+
+
+def chunk_pair(rng, unit):
+    """Two predictions of a moving camera that share three frames, the second in another frame."""
+    T = np.tile(np.eye(4), (5, 1, 1))
+    T[:, 0, 3] = 0.1 * np.arange(5)
+    depth = rng.uniform(1, 2, (5, 30, 40)).astype(np.float32)
+    turn = Similarity(unit, np.array([[0.0, -1, 0], [1, 0, 0], [0, 0, 1]]), np.array([1.0, 2, 3]))
+    other = np.array([turn.inverse().pose(t) for t in T])
+    return prediction(T[:4], depth[:4]), prediction(other[1:], depth[1:] / unit), turn
+
+
+def test_chunks_are_joined_by_their_shared_points(load, rng):
+    before, after, turn = chunk_pair(rng, 2.5)
+    found = load("bench_chunks").fit_shared(before, after, 3)
+    assert found.scale == pytest.approx(turn.scale, rel=1e-5)
+    np.testing.assert_allclose(found.R, turn.R, atol=1e-5)
+    np.testing.assert_allclose(found.t, turn.t, atol=1e-4)
+
+
+def test_points_that_moved_count_less_in_a_join(load, rng, monkeypatch):
+    before, after, turn = chunk_pair(rng, 1.0)
+    after.depth[:3, :6] *= 1.5  # a fifth of the shared points
+    bench = load("bench_chunks")
+    found = bench.fit_shared(before, after, 3)
+    monkeypatch.setattr(bench, "ITERATIONS", 0)
+    plain = bench.fit_shared(before, after, 3)
+    assert abs(found.scale - turn.scale) < 0.6 * abs(plain.scale - turn.scale)
+
+
+class Mirrored:
+    """A session whose depth grows to the right by the brightness of the image."""
+
+    def infer(self, window):
+        depth = np.stack([v.image[..., 0].astype(np.float32) for v in window.views])
+        T = np.tile(np.eye(4), (len(depth), 1, 1))
+        left = window.views[0].image[0, 0, 0] < window.views[0].image[0, -1, 0]
+        T[1:, 0, 3] = 1.0 if left else -1.0
+        return prediction(T, depth)
+
+
+def test_flipping_an_exact_network_changes_nothing(load):
+    image = np.tile(np.arange(10, 50, dtype=np.uint8)[None, :, None], (30, 1, 3))
+    window = Window(0, (View(0, 0, image), View(1, 1, image)), 2)
+    session = Mirrored()
+    plain, both = session.infer(window), load("bench_postprocessing").flipped(session, window)
+    np.testing.assert_allclose(both.depth, plain.depth, rtol=1e-6)
+    np.testing.assert_allclose(both.T_window_camera, plain.T_window_camera, atol=1e-9)
