@@ -128,3 +128,13 @@ def test_flipping_an_exact_network_changes_nothing(load):
     plain, both = session.infer(window), load("bench_postprocessing").flipped(session, window)
     np.testing.assert_allclose(both.depth, plain.depth, rtol=1e-6)
     np.testing.assert_allclose(both.T_window_camera, plain.T_window_camera, atol=1e-9)
+
+
+@long
+def test_stages_of_models_are_in_one_table(tmp_path):
+    rows = run(
+        tmp_path, "bench_window_stages.py", "--models", "da3-tiny", "--process-res", "56",
+        "--views", "3", "--backends", "torch", "--device", "cpu",
+    )  # fmt: skip
+    assert {"pre-processing", "backbone", "head", "camera"} <= {row["stage"] for row in rows}
+    assert all(row["ms"] > 0 for row in rows)
