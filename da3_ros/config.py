@@ -81,7 +81,17 @@ class InferenceConfig:
         low=0.0,
         live=True,
     )
-    process_res: int = option(504, "longest image side in the network, pixels", low=28, high=2016)
+    process_res: int = option(
+        504, "image side in the network that process_res_method names, pixels", low=28, high=2016
+    )
+    process_res_method: str = option(
+        "upper_bound_resize",
+        "side that process_res determines: the longest (upper_bound_resize) or the shortest "
+        "(lower_bound_resize); both become multiples of 14",
+        choices=("upper_bound_resize", "lower_bound_resize"),
+        reason="methods that crop are not offered: the border that camera_info describes would "
+        "be lost",
+    )
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ def option(
     pattern: str = "",
     several: bool = False,
     live: bool = False,
+    reason: str = "",
 ) -> Any:
     """Declare a config field with its description and allowed values.
 
@@ -37,10 +38,11 @@ def option(
     ``several``: a list of choices is allowed too; the value is then their names with ``PLUS``
     between. ``items``: element type of a list of any length; None: a list has as many numbers as
     its default. ``live``: may change while the node is configured. The new config
-    (``PipelineConfig``) comes by ``reconfigure``.
+    (``PipelineConfig``) comes by ``reconfigure``. ``reason``: why there are no other choices; the
+    error for another value ends with it.
     """
     metadata = {"text": text, "low": low, "high": high, "choices": choices, "items": items}
-    metadata |= {"pattern": pattern, "several": several, "live": live}
+    metadata |= {"pattern": pattern, "several": several, "live": live, "reason": reason}
     if isinstance(default, tuple):
         return field(default_factory=lambda: default, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -65,6 +67,7 @@ class Parameter:
     pattern: str = ""  # of texts that are allowed in addition to the choices
     several: bool = False  # whether names of several choices may be given, with ``PLUS`` between
     live: bool = False  # whether it may change while the node is configured
+    reason: str = ""  # why there are no other choices
 
     def check(self) -> None:
         """Raise ConfigError if the value is outside its range or choices."""
@@ -72,6 +75,7 @@ class Parameter:
         given = self.value.split(PLUS) if self.several else [self.value]
         if self.choices and not free and not set(given) <= set(self.choices):
             choices = ", ".join(self.choices) + ("; or a list of them" if self.several else "")
+            choices += f" ({self.reason})" if self.reason else ""
             raise ConfigError(f"{self.name} is {self.value!r}: must be one of {choices}")
         if len(set(given)) < len(given):
             raise ConfigError(f"{self.name} is {self.value!r}: name each one once")

@@ -56,11 +56,23 @@ class Calibration:
     roi_do_rectify: bool = False
 
 
+UPPER_BOUND, LOWER_BOUND = "upper_bound_resize", "lower_bound_resize"
+RESIZE_METHODS = (UPPER_BOUND, LOWER_BOUND)
+
+
+@dataclass(frozen=True)
+class ResizeRule:
+    """The size of camera images in the network: the parameters of these names."""
+
+    process_res: int  # pixels of the longest side; of the shortest one with LOWER_BOUND
+    process_res_method: str = UPPER_BOUND
+
+
 @dataclass(frozen=True, eq=False)
 class PreparedImage:
     """A frame's image, prepared for the network."""
 
-    process_res: int  # value of the parameter for which it was prepared
+    rule: ResizeRule  # for which it was prepared
     image: Image  # [h, w, 3] RGB, rectified, h and w multiples of 14
     full: Image  # [H, W, 3] rectified, at the camera's size; the frame's array if unchanged
     K: Array | None  # [3, 3] corner rule, pixels of ``image``; None: the network's own is used

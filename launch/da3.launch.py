@@ -104,7 +104,7 @@ ARGUMENTS = [
     DeclareLaunchArgument(
         "process_res",
         default_value="",
-        description="longest image side in the network, pixels; empty: as in params_file",
+        description="image side in the network, pixels; empty: as in params_file",
     ),
     DeclareLaunchArgument(
         "namespace",

@@ -15,6 +15,7 @@ from da3_ros.config import (
     config_from_parameters,
 )
 from da3_ros.parameter_schema import ConfigError
+from da3_ros.types import RESIZE_METHODS
 
 USUAL = ("da3-small", "da3-base", "da3-large")
 
@@ -42,6 +43,10 @@ def add_plan(commands: Any) -> None:
         "--size", default="640x480", metavar="WxH", help="size of the camera's images"
     )
     plan.add_argument("--process-res", type=int, default=config.process_res)
+    plan.add_argument(
+        "--process-res-method", default=config.process_res_method,
+        help=f"side that --process-res determines: {' or '.join(RESIZE_METHODS)}",
+    )  # fmt: skip
     plan.add_argument("--window", type=int, default=WindowConfig().size)
     plan.add_argument("--new", type=int, default=WindowConfig().new)
     plan.add_argument("--mixed-precision", default=config.mixed_precision)
@@ -76,6 +81,7 @@ def _run_plan(options: argparse.Namespace) -> int:
             "device": options.device,
             "backend": "torch" if options.splats else options.backend,
             "process_res": options.process_res,
+            "process_res_method": options.process_res_method,
             "mixed_precision": options.mixed_precision,
             "performance_mode": options.performance_mode,
             "window.size": options.window,

@@ -100,6 +100,7 @@ def _row(
         model, precision, None, question.config.process_res,
         question.window, question.new, question.image, backend=backend,
         gaussians=question.splats, measuring=MeasuringLoad(),
+        process_res_method=question.config.process_res_method,
     )  # fmt: skip
     try:
         plan = make_plan(device, request, budget)

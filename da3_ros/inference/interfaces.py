@@ -14,14 +14,21 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from da3_ros.inference.planner import Plan
-from da3_ros.types import Image, MotionError, Prediction, Window, WindowEstimate
+from da3_ros.types import (
+    Image,
+    MotionError,
+    Prediction,
+    ResizeRule,
+    Window,
+    WindowEstimate,
+)
 
 
 class Limits(Protocol):
     """Limits that the memory budget sets; never above the requested values."""
 
     @property
-    def process_res(self) -> int: ...
+    def rule(self) -> ResizeRule: ...
     @property
     def window(self) -> int: ...
     @property

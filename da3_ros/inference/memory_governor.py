@@ -26,6 +26,7 @@ from da3_ros.inference.planner import (
     needs_lower_precision,
     network_size,
 )
+from da3_ros.types import UPPER_BOUND
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +123,9 @@ class MemoryGovernor(Memory):
         size: (height, width) of the images in the network.
         """
         if self.plan is None:
-            self._base_request = replace(self._base_request, process_res=max(size))
+            self._base_request = replace(
+                self._base_request, process_res=max(size), process_res_method=UPPER_BOUND
+            )
             self.fit((size[1], size[0]), max(2, views), new)
 
     def use_plan(self, plan: Plan) -> None:

@@ -26,6 +26,7 @@ from da3_ros.inference.preprocess import fit_size
 from da3_ros.network import MODELS
 from da3_ros.network.model import Chunks
 from da3_ros.network.specs import PATCH
+from da3_ros.types import RESIZE_METHODS, UPPER_BOUND, ResizeRule
 
 GIB = 2**30
 SMALLEST = Chunks(head_frames=1, local_frames=1, mlp_tokens=1024)
@@ -67,6 +68,7 @@ class Request:
     other_sizes: tuple[tuple[int, int], ...] = ()
     gaussians: bool = False  # whether new views get Gaussians too
     measuring: MeasuringLoad | None = None  # of keyframes' depth, beside the windows
+    process_res_method: str = UPPER_BOUND  # every reduction keeps it
 
 
 @dataclass(frozen=True)
@@ -90,12 +92,18 @@ class Plan:
     fixed: int  # context and libraries, weights of a companion model, measuring depth
     reduced: tuple[str, ...] = ()  # reductions that change results
     backend: str = "torch"
+    process_res_method: str = UPPER_BOUND  # plans from before there was a choice had this one
 
     @property
     def predicted(self) -> int:
         """Predicted peak of the process on the device."""
         kept = 0 if self.prefix_on_host else self.prefix
         return self.weights + kept + self.activations + self.fixed
+
+    @property
+    def rule(self) -> ResizeRule:
+        """The size of camera images in the network."""
+        return ResizeRule(self.process_res, self.process_res_method)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -118,6 +126,8 @@ class Plan:
             _ = plan.dtype, plan.predicted
             if plan.backend not in BACKENDS:
                 raise ValueError(f"unknown backend {plan.backend!r}")
+            if plan.process_res_method not in RESIZE_METHODS:
+                raise ValueError(f"unknown process_res_method {plan.process_res_method!r}")
             if (
                 min(plan.width, plan.height, plan.process_res, plan.new, plan.window - plan.new)
                 < 1
@@ -182,8 +192,13 @@ def _with_engine(
 
 def network_size(request: Request) -> tuple[int, int]:
     """The size (H, W) of the request's images in the network, if memory admits it."""
-    width, height = fit_size(*request.image, request.process_res)[-1]
+    width, height = _size(request, request.process_res)
     return height, width
+
+
+def _size(request: Request, process_res: int) -> tuple[int, int]:
+    """The size (width, height) of the request's images in the network at ``process_res``."""
+    return fit_size(*request.image, process_res, request.process_res_method)[-1]
 
 
 def _engine(request: Request, choice: _Settings) -> EngineMemory:
@@ -330,7 +345,7 @@ def _companion_note(companion: CompanionModel | None) -> str:
 
 
 def _plan(device: Device, request: Request, choice: _Settings, budget: int, factor: float) -> Plan:
-    width, height = fit_size(*request.image, choice.process_res)[-1]
+    width, height = _size(request, choice.process_res)
     needed = predict(request, choice.window, (height, width), choice.precision, choice.chunks)
     companion, new = request.companion, min(request.new, choice.window - 1)
     weights, activations = needed.weights, round(needed.activations * factor)
@@ -362,6 +377,7 @@ def _plan(device: Device, request: Request, choice: _Settings, budget: int, fact
         + _measuring(device, request, (width, height)),
         reduced=_reductions(request, choice),
         backend=choice.backend,
+        process_res_method=request.process_res_method,
     )
 
 

@@ -87,6 +87,7 @@ class InferenceSession(Session):
             config.model, self.loaded.preferred_precision, None, config.process_res,
             window=0, new=0, poses=poses, streams=streams, companion=companion,
             backend=self.loaded.preferred_backend, gaussians=gaussians, measuring=measuring,
+            process_res_method=config.process_res_method,
         )  # fmt: skip
         self.renew()
 

@@ -99,7 +99,7 @@ class Pipeline:
 
     def begin(self, frame: Frame) -> None:
         """Starts computing a prepared frame that will be pushed next; only saves time."""
-        if frame.ready is not None and frame.ready.process_res == self.builder.process_res:
+        if frame.ready is not None and frame.ready.rule == self.builder.rule:
             self.session.prefetch(frame.ready.image)
 
     # The scene -----------------------------------------------------------------------------------

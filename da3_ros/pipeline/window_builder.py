@@ -21,7 +21,7 @@ from da3_ros.sensors.calibration import CalibrationError, calibration_key
 from da3_ros.sensors.ego_mask import EgoMask
 from da3_ros.sensors.image_check import ImageCheck, covered_pixels
 from da3_ros.sensors.rectifier import Rectifier
-from da3_ros.types import Calibration, Frame, Image, PreparedImage, View
+from da3_ros.types import Calibration, Frame, Image, PreparedImage, ResizeRule, View
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class ImageFormat:
 
     camera: str
     shape: tuple[int, ...]
-    process_res: int  # of the memory plan at that time
+    rule: ResizeRule  # of the memory plan at that time
 
 
 class WindowBuilder:
@@ -66,7 +66,7 @@ class WindowBuilder:
         self._next_view = 0
         self._next_frameset = 0
         self._image_size: tuple[int, int] | None = None  # (width, height) of camera images
-        self.process_res = config.inference.process_res
+        self.rule = _asked_rule(config)
         self.window_size, self._new = config.window.size, config.window.new
 
     def reconfigure(self, config: PipelineConfig) -> None:
@@ -103,13 +103,13 @@ class WindowBuilder:
     def fit(self, session: Session) -> None:
         """Sets resolution and window limits to those that the memory budget allows."""
         window, cameras = self.config.window, max(1, len(self.config.cameras))
-        self.process_res = self.config.inference.process_res
+        self.rule = _asked_rule(self.config)
         self.window_size, self._new = window.size, window.new
         if self._image_size is None:
             return
         limits = session.memory.fit(self._image_size, window.size, window.new * cameras)
         if limits is not None:
-            self.process_res, self.window_size = limits.process_res, limits.window
+            self.rule, self.window_size = limits.rule, limits.window
             self._new = max(1, limits.new // cameras)  # framesets, each with a view per camera
 
     def jumps_back(self, frame: Frame) -> bool:
@@ -137,7 +137,7 @@ class WindowBuilder:
         An unusable frame is returned unchanged: ``views`` reports the cause.
         """
         try:
-            return dataclasses.replace(frame, ready=self._prepare(frame, self.process_res))
+            return dataclasses.replace(frame, ready=self._prepare(frame, self.rule))
         except (CalibrationError, ValueError):
             return frame
 
@@ -168,7 +168,7 @@ class WindowBuilder:
         """Returns the new format if the camera that determined it has another size, else None."""
         old = self.image_format
         for view in (p.view for p in views):
-            same_plan = old is not None and old.process_res == self.process_res
+            same_plan = old is not None and old.rule == self.rule
             if old is None or (same_plan and old.camera != view.camera):
                 continue
             if old.shape != view.image.shape:
@@ -176,7 +176,7 @@ class WindowBuilder:
                     "image size in the network changed from %s to %s",
                     old.shape[1::-1], view.image.shape[1::-1],
                 )  # fmt: skip
-                return ImageFormat(view.camera, view.image.shape, self.process_res)
+                return ImageFormat(view.camera, view.image.shape, self.rule)
         return None
 
     def resize(self, cut: Cut, new: ImageFormat) -> None:
@@ -189,7 +189,7 @@ class WindowBuilder:
         """Adds the views of one frameset that have the window's format; returns these."""
         if self.image_format is None and views:
             first = views[0].view
-            self.image_format = ImageFormat(first.camera, first.image.shape, self.process_res)
+            self.image_format = ImageFormat(first.camera, first.image.shape, self.rule)
         frameset = [p for p in views if self._has_format(p.view)]
         for p in frameset:
             self._last_stamp[p.view.camera] = p.view.stamp_ns
@@ -208,8 +208,8 @@ class WindowBuilder:
     def _view(self, frame: Frame) -> PreparedView | None:
         try:
             ready = frame.ready
-            if ready is None or ready.process_res != self.process_res:  # the plan has changed
-                ready = self._prepare(frame, self.process_res)
+            if ready is None or ready.rule != self.rule:  # the plan has changed
+                ready = self._prepare(frame, self.rule)
         except (CalibrationError, ValueError) as error:
             self.counters["dropped_bad_input"] += 1
             log.warning("frame %d of %s dropped: %s", frame.stamp_ns, frame.frame_id, error)
@@ -263,6 +263,11 @@ class WindowBuilder:
         return False
 
 
+def _asked_rule(config: PipelineConfig) -> ResizeRule:
+    """Returns the rule by the parameters, if memory admits it."""
+    return ResizeRule(config.inference.process_res, config.inference.process_res_method)
+
+
 def _resized(p: PreparedView, cut: Cut) -> PreparedView:
     full = cut.full(p.full)
     full_valid = None if p.full_valid is None else cut.full(p.full_valid)
@@ -295,7 +300,7 @@ class FramePreparation:
         self._valid: OrderedDict[tuple[object, ...], _ValidPixels] = OrderedDict()
         self._lock = threading.Lock()
 
-    def __call__(self, frame: Frame, process_res: int) -> PreparedImage:
+    def __call__(self, frame: Frame, rule: ResizeRule) -> PreparedImage:
         """Returns the prepared images, K and masks.
 
         Raises CalibrationError or ValueError, one line, for an unusable frame.
@@ -304,11 +309,11 @@ class FramePreparation:
         if frame.calibration is not None:
             done = self._rectifier(full, frame.calibration, frame.rectified)
             full, K, hole_free = done.image, done.K, done.valid
-        image, K = resize_for_network(full, K, process_res)
+        image, K = resize_for_network(full, K, rule.process_res, rule.process_res_method)
         if hole_free is None and self._ego_mask is None:
-            return PreparedImage(process_res, image, full, K, None)
+            return PreparedImage(rule, image, full, K, None)
         valid = self._valid_pixels(frame, hole_free, image.shape[:2])
-        return PreparedImage(process_res, image, full, K, valid.small, valid.full)
+        return PreparedImage(rule, image, full, K, valid.small, valid.full)
 
     def _valid_pixels(
         self, frame: Frame, hole_free: Mask | None, shape: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""`da3_ros plan`: its exit code."""
+"""`da3_ros plan`: its exit code, and the size by the side that is asked for."""
 
 import pytest
 
@@ -13,3 +13,10 @@ def test_a_plan_fails_if_nothing_fits(capsys, budgets, code):
     out = capsys.readouterr().out
     assert ("da3-tiny does not fit into 0.01 GiB" in out) == ("0.01" in budgets)
     assert ("nothing" in out) == ("2" in budgets)
+
+
+@pytest.mark.parametrize(("method", "size"), [("upper", "112x56"), ("lower", "224x112")])
+def test_a_plan_is_for_the_method_of_resizing(capsys, method, size):
+    method = ("--process-res-method", f"{method}_bound_resize", "--size", "640x320")
+    assert main([*PLAN, "da3-tiny", "--budget", "2", *method]) == 0
+    assert size in capsys.readouterr().out

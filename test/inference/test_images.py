@@ -17,6 +17,11 @@ def test_images_become_new_views_at_the_networks_size():
     assert {view.K for view in window.views} == {None}
 
 
+def test_the_shortest_side_can_be_the_given_one():
+    (view,) = window_of_images([np.zeros((75, 100, 3), np.uint8)], 84, "lower_bound_resize").views
+    assert view.image.shape == (84, 112, 3)
+
+
 @pytest.mark.parametrize(
     ("sizes", "told"),
     [

@@ -32,10 +32,12 @@ from da3_ros.inference.planner import (
     least_memory,
     make_plan,
     needs_lower_precision,
+    network_size,
 )
 from da3_ros.network import MODELS, build_network
 from da3_ros.network.model import Chunks
 from da3_ros.network.precision import drop_camera_encoder, drop_rays
+from da3_ros.types import LOWER_BOUND, UPPER_BOUND, ResizeRule
 
 MIB = 2**20
 
@@ -156,6 +158,31 @@ def test_a_lossy_plan_uses_most_of_the_budget(cpu, full):
     assert 0.9 * budget < plan.predicted <= budget
 
 
+@pytest.mark.parametrize("image", [(640, 480), (480, 640)])
+def test_every_reduction_keeps_the_method(cpu, image):
+    asked = request(process_res_method=LOWER_BOUND, process_res=392, image=image)
+    full = make_plan(cpu, asked, 100 * GIB)
+    assert min(full.width, full.height) == 392
+    assert full.rule == ResizeRule(392, LOWER_BOUND)
+    assert network_size(asked) == (full.height, full.width)
+    for part in (0.6, 0.4):
+        budget = int(full.weights + part * (full.predicted - full.weights))
+        less = make_plan(cpu, asked, budget)
+        assert less.predicted <= budget
+        assert less.process_res_method == LOWER_BOUND
+        assert min(less.width, less.height) == less.process_res < 392
+
+
+def test_a_plan_without_a_method_had_the_longest_side(full):
+    values = dataclasses.asdict(full)
+    del values["process_res_method"]
+    assert Plan.from_json(json.dumps(values)).rule == ResizeRule(504, UPPER_BOUND)
+    by_shortest = dataclasses.replace(full, process_res_method=LOWER_BOUND)
+    assert Plan.from_json(json.dumps(by_shortest.repeatable())).rule.process_res_method == (
+        LOWER_BOUND
+    )
+
+
 def test_what_was_given_up_is_reported(cpu, full):
     plan = make_plan(cpu, request(), int(full.weights + 0.5 * (full.predicted - full.weights)))
     assert any("process_res" in text and "instead of 504" in text for text in plan.reduced)
@@ -203,6 +230,7 @@ def test_a_plan_survives_its_file(full):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [({"precision": "float8"}, "unknown precision 'float8'"), ({"width": 0}, "a size below 1"),
+     ({"process_res_method": "lower_bound_crop"}, "unknown process_res_method"),
      ({"height": "84"}, "not a plan")],
 )  # fmt: skip
 def test_a_plan_of_another_kind_is_one_clear_error(full, changes, said):

@@ -23,7 +23,7 @@ from da3_ros.recordings.synthetic_bag import write_synthetic_bag
 from da3_ros.replay.results import ReplayOptions
 from da3_ros.replay.run import replay
 from da3_ros.synthetic import SyntheticCamera
-from da3_ros.types import Frame
+from da3_ros.types import Frame, ResizeRule
 
 
 class Slow(Download):
@@ -233,7 +233,7 @@ def test_prepared_frames_give_the_same_and_bad_ones_come_back(camera):
     assert pipeline.builder._view(ready).view.image is ready.ready.image
     plain = pipeline.builder._view(frame).view
     np.testing.assert_array_equal(plain.image, ready.ready.image)
-    pipeline.builder.process_res = 84  # the plan changes
+    pipeline.builder.rule = ResizeRule(84)  # the plan changes
     assert pipeline.builder._view(ready).view.image.shape[1] == 84
     wrong = dataclasses.replace(frame, image=frame.image[:40])  # not what the calibration is for
     assert pipeline.builder.prepare(wrong) is wrong

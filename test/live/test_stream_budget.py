@@ -73,7 +73,7 @@ def test_a_budget_one_camera_cannot_have_is_in_force_nowhere(known):
     assert stream.config.pipeline.inference.memory_budget_gb == 0.0
     for pipeline in stream.pipelines:
         pipeline.builder.fit(session)
-        assert (pipeline.builder.process_res, pipeline.builder.window_size) == (112, 4)
+        assert (pipeline.builder.rule.process_res, pipeline.builder.window_size) == (112, 4)
 
 
 def test_a_warm_up_is_no_window_of_the_stream():

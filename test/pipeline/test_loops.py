@@ -25,7 +25,7 @@ from da3_ros.mapping.submap_spill import Submap
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic.evaluation import trajectory_error
 from da3_ros.synthetic.truth import Noise, TruthSession
-from da3_ros.types import Calibration, Frame, ScaleMeasurement
+from da3_ros.types import Calibration, Frame, ResizeRule, ScaleMeasurement
 
 pytest.importorskip("evo")
 APART = np.array([40.0, 0.0, 0.0])
@@ -328,7 +328,7 @@ class Halved(DescribedTruth, Memory):
 
     def fit(self, image, window, new):
         res = 84 if self.ran < 60 else 56
-        return types.SimpleNamespace(process_res=res, window=window, new=new)
+        return types.SimpleNamespace(rule=ResizeRule(res), window=window, new=new)
 
     def infer(self, window):
         self.ran += window.new > 0

@@ -19,7 +19,7 @@ from da3_ros.pipeline.window_steps import at_size_of
 from da3_ros.sensors.rectifier import Rectifier
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.truth import TruthSession, at_size
-from da3_ros.types import Calibration, Frame
+from da3_ros.types import Calibration, Frame, ResizeRule
 
 BONNET = 80  # first row of the robot in images of SIZE
 NEAR_M = 0.2  # its distance
@@ -107,7 +107,7 @@ def test_a_speck_is_masked_at_the_cameras_size_alone(walk, tmp_path):
     drawn[601, 607] = 0
     assert cv2.imwrite(str(tmp_path / "mask.png"), drawn)
     prepare = FramePreparation(settings(mask=str(tmp_path / "mask.png")))
-    ready = prepare(Frame(0, np.zeros((1120, 1120, 3), np.uint8)), 28)
+    ready = prepare(Frame(0, np.zeros((1120, 1120, 3), np.uint8)), ResizeRule(28))
     assert ready.valid.all()
     _, results = run(walk)
     small = dataclasses.replace(results[0], depth_m=np.ones((28, 28), np.float32),
@@ -147,13 +147,15 @@ def test_a_mask_is_rectified_as_its_image(tmp_path):
     prepare = FramePreparation(settings(mask=str(tmp_path / "mask.png")))
     found = []
     for calibration in (bent, other):
-        ready = prepare(Frame(0, raw, calibration=calibration), 140)
+        ready = prepare(Frame(0, raw, calibration=calibration), ResizeRule(140))
         done = Rectifier()(raw, calibration, False)
         hidden = (done.image < 200).any(axis=2)  # also where a part of the robot is mixed in
         holes = np.zeros_like(hidden) if done.valid is None else ~done.valid
         np.testing.assert_array_equal(~ready.full_valid, hidden | holes)
         found.append(ready)
-        again = prepare(Frame(1, raw, calibration=dataclasses.replace(calibration)), 140)
+        again = prepare(
+            Frame(1, raw, calibration=dataclasses.replace(calibration)), ResizeRule(140)
+        )
         assert again.full_valid is ready.full_valid, "rectified once"
         assert again.valid is ready.valid
     assert (found[0].full_valid != found[1].full_valid).any(), "a new calibration, a new mask"
@@ -163,14 +165,14 @@ def test_an_image_that_arrives_rectified_needs_no_remap(mask):
     K = np.array([[100.0, 0, 69.5], [0, 100.0, 55.5], [0, 0, 1]])
     bent = Calibration(*SIZE, K, D=np.array([-0.25, 0.06, 0, 0, 0]))
     frame = Frame(0, np.zeros((*SIZE[::-1], 3), np.uint8), calibration=bent, rectified=True)
-    valid = FramePreparation(settings(mask=mask))(frame, 140).full_valid
+    valid = FramePreparation(settings(mask=mask))(frame, ResizeRule(140)).full_valid
     assert valid[:BONNET].all()
     assert not valid[BONNET:].any()
 
 
 def test_without_a_mask_all_pixels_of_a_plain_image_are_valid(walk):
     camera, frames = walk
-    ready = FramePreparation(settings())(to_frame(camera, frames[0]), 140)
+    ready = FramePreparation(settings())(to_frame(camera, frames[0]), ResizeRule(140))
     assert ready.valid is None
     assert ready.full_valid is None
 
@@ -226,7 +228,7 @@ def test_waiting_views_keep_their_mask_through_a_new_size(walk, mask):
     camera, frames = walk
     pipeline = Pipeline(settings(mask=mask, **{"window.new": 2}), TruthSession(frames))
     results = [r for f in frames[:3] for r in pipeline.push(to_frame(camera, f))]
-    pipeline.builder.process_res = 70
+    pipeline.builder.rule = ResizeRule(70)
     pipeline.builder.fit = lambda session: None
     results += pipeline.push(to_frame(camera, frames[3]))
     assert len(results) == 4

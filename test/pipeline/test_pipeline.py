@@ -14,6 +14,7 @@ from da3_ros.inference.interfaces import Memory
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.truth import Noise, TruthSession
+from da3_ros.types import ResizeRule
 
 
 @pytest.fixture(scope="module", params=["straight", "spot", "loop"])
@@ -298,7 +299,7 @@ class Limited(Memory):
     """Allows windows of three views of half the size."""
 
     def fit(self, image, window, new):
-        return types.SimpleNamespace(process_res=70, window=3, new=new)
+        return types.SimpleNamespace(rule=ResizeRule(70), window=3, new=new)
 
 
 class LimitedSession(TruthSession):

@@ -16,7 +16,7 @@ from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.pipeline.window_builder import ImageFormat
 from da3_ros.synthetic import SyntheticCamera, distance_to_surface
 from da3_ros.synthetic.truth import TruthSession
-from da3_ros.types import View
+from da3_ros.types import ResizeRule, View
 
 
 class Budgeted(TruthSession, Memory):
@@ -30,7 +30,8 @@ class Budgeted(TruthSession, Memory):
 
     def fit(self, image, window, new):
         first = max(i for i in self.sizes if i <= self.ran)
-        return types.SimpleNamespace(process_res=self.sizes[first], window=window, new=new)
+        rule = ResizeRule(self.sizes[first])
+        return types.SimpleNamespace(rule=rule, window=window, new=new)
 
     def infer(self, window):
         self.ran += 1
@@ -110,8 +111,10 @@ def test_cuts_that_add_up_to_too_much_are_refused(walk):
         list(pipeline.push(to_frame(walk[0], f)))
     height, width = pipeline.odometry.overlap_views.newest.view.image.shape[:2]
     less = int(0.75 * height)
-    assert pipeline._steps.resize(ImageFormat("", (less, width, 3), 140))
-    assert not pipeline._steps.resize(ImageFormat("", (less, int(0.7 * width), 3), 140))
+    assert pipeline._steps.resize(ImageFormat("", (less, width, 3), ResizeRule(140)))
+    assert not pipeline._steps.resize(
+        ImageFormat("", (less, int(0.7 * width), 3), ResizeRule(140))
+    )
     assert pipeline.odometry.overlap_views.newest.view.image.shape[:2] == (less, width)
 
 

@@ -211,6 +211,24 @@ def test_a_plan_is_run_again_whatever_memory_there_is(bag, tmp_path):
 
 
 @pytest.mark.process
+def test_a_plan_brings_its_method_of_resizing(bag, tmp_path):
+    """Also for frames that are read, and prepared by the parameters, before the plan is used."""
+    first, again = tmp_path / "first", tmp_path / "again"
+    short = ("--end", "0.35", *QUICK, "-p", "depth.size:=input")
+    lower = ("-p", "process_res:=84", "-p", "process_res_method:=lower_bound_resize")
+    done = run_cli("replay", bag, "--output", first, *short, *lower)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads((first / "report.json").read_text())["plan"]
+    assert plan["process_res_method"] == "lower_bound_resize"
+    assert (plan["width"], plan["height"]) == (112, 84)
+    done = run_cli(
+        "replay", bag, "--output", again, *short, "--plan", first / "report.json"
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    same_bytes(first, again, {"measured.json", "report.json"})
+
+
+@pytest.mark.process
 def test_what_is_no_plan_is_refused_in_one_line(bag, tmp_path):
     wrong = tmp_path / "plan.json"
     for text in ("{}", "[]", '{"plan": {"refinement": {"features": 1}}}'):

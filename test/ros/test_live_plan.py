@@ -20,6 +20,7 @@ from da3_ros.inference import BudgetError
 from da3_ros.inference.interfaces import Memory
 from da3_ros.synthetic import SyntheticCamera, distance_to_surface
 from da3_ros.synthetic.truth import TruthSession
+from da3_ros.types import ResizeRule
 
 pytestmark = pytest.mark.process
 
@@ -41,7 +42,7 @@ class Budgeted(TruthSession, Memory):
         self.process_res = 84 if memory_budget_gb == SMALL_GB else 140
 
     def fit(self, image, window, new):
-        return types.SimpleNamespace(process_res=self.process_res, window=window, new=new)
+        return types.SimpleNamespace(rule=ResizeRule(self.process_res), window=window, new=new)
 
     def infer(self, window):
         self.shapes.append(window.views[0].image.shape)
