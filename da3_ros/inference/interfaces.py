@@ -84,6 +84,11 @@ class Memory:
         """Set the budget. Raises BudgetError, and changes nothing, if nothing fits."""
         return
 
+    def grow(self) -> None:
+        """Make the plan larger if memory has been free for long enough. Call it between windows
+        of a live stream; a replay never does, so that its plan does not depend on time."""
+        return
+
     def undone_if_refused(self) -> AbstractContextManager[None]:
         """A BudgetError inside this context restores the budget and all plans from before."""
         return nullcontext()

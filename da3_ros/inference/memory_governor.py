@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from da3_ros.inference.devices import Device, DeviceError
@@ -19,7 +20,9 @@ from da3_ros.inference.planner import (
     Plan,
     Request,
     check_fits,
+    gains,
     gib_texts,
+    is_full,
     kept_views,
     least_memory,
     make_plan,
@@ -55,6 +58,9 @@ class MemoryGovernor(Memory):
         """
         self._network, self._feature_cache, self._base_request = network, kept, base_request
         self._hardware, self._free_at_start = network.hardware, free
+        self._automatic = not memory_budget_gb  # whether the budget is a share of what is free
+        self.growth = Growth()
+        self._before_growth: tuple[int, float] | None = None  # budget and factor; None: not grown
         self.budget = _budget_bytes(
             memory_budget_gb, self._hardware, self._free_at_start, warn=True
         )
@@ -142,17 +148,21 @@ class MemoryGovernor(Memory):
         self._pinned = True
         self._take(plan)
 
-    def _make(self, request: Request, budget: int) -> Plan:
-        """Make a plan, in the lower precision if another camera needs it: they share a network."""
+    def _make(self, request: Request, budget: int, factor: float | None = None) -> Plan:
+        """Make a plan, in the lower precision if another camera needs it: they share a network.
+
+        factor: None: the one in force.
+        """
+        factor = self.factor if factor is None else factor
         others = (r for r in self.requests.active if r != request)
-        needed = any(needs_lower_precision(self._hardware, r, budget, self.factor) for r in others)
+        needed = any(needs_lower_precision(self._hardware, r, budget, factor) for r in others)
         lower = request.lower_precision if needed else None
         if request.backend != "torch":
             own = network_size(request)
             request = replace(
                 request, other_sizes=tuple(s for s in self.requests.sizes if s != own)
             )
-        return make_plan(self._hardware, request, budget, self.factor, lower)
+        return make_plan(self._hardware, request, budget, factor, lower)
 
     def _take(self, plan: Plan) -> None:
         """``_adopt`` a plan for a new budget or measurement; earlier plans become invalid."""
@@ -170,9 +180,7 @@ class MemoryGovernor(Memory):
             if not valid:
                 return self._adopt_without_lower_precision(plan)
         before, self.plan = self.plan, plan
-        if before is None or before.reduced != plan.reduced:
-            for text in plan.reduced:
-                log.warning("reduced to fit the memory budget: %s", text)
+        self._log_reductions(before, plan)
         if before is None or (before.width, before.height) != (plan.width, plan.height):
             self._feature_cache.bound(0)
         if before is not None and before.repeatable() != plan.repeatable():
@@ -183,6 +191,21 @@ class MemoryGovernor(Memory):
         self.meter.release_cached()
         self._hardware.cap(self.budget)
         return plan
+
+    def _log_reductions(self, before: Plan | None, plan: Plan) -> None:
+        if before is not None and self._is_growth(before, plan):
+            less = ", ".join(plan.reduced) or "no result is reduced"
+            log.info("memory suffices for a larger plan: %s", less)
+        elif before is None or before.reduced != plan.reduced:
+            for text in plan.reduced:
+                log.warning("reduced to fit the memory budget: %s", text)
+
+    def _is_growth(self, before: Plan, plan: Plan) -> bool:
+        """Whether ``plan`` is a larger one for the request that ``before`` was made for."""
+        request = self.requests.newest
+        if request is None or self.requests.plans.get(request) is not before:
+            return False
+        return gains(self._hardware, request, before, plan)
 
     def _use_backend(self, plan: Plan) -> None:
         """Use the plan's backend; engines of images that no camera sends any more are dropped."""
@@ -221,6 +244,8 @@ class MemoryGovernor(Memory):
             plan = self._make(request, budget)
         with self.undone_if_refused():
             self.budget, self.fallback.level = budget, 0
+            self._automatic, self._before_growth = not memory_budget_gb, None
+            self.growth.restart()
             if plan is not None:
                 self._take(plan)
                 self._check(budget)  # again: the self-check may have ruled out a lower precision
@@ -236,11 +261,13 @@ class MemoryGovernor(Memory):
     def undone_if_refused(self) -> Iterator[None]:
         """A BudgetError inside this context restores the budget and all plans from before."""
         budget, level, over_budget = self.budget, self.fallback.level, self.over_budget
+        growth = self._automatic, self._before_growth, self.factor
         plan, plans = self.plan, dict(self.requests.plans)
         try:
             yield
         except BudgetError:
             self.budget, self.fallback.level = budget, level
+            self._automatic, self._before_growth, self.factor = growth
             if plan is not None:
                 self._adopt(plan)
             self.plan, self.requests.plans, self.over_budget = plan, plans, over_budget
@@ -252,6 +279,63 @@ class MemoryGovernor(Memory):
         if requests and not self._pinned:
             most = max(requests, key=lambda r: least_memory(self._hardware, r, factor))
             check_fits(self._hardware, most, budget, factor)
+
+    # Growth --------------------------------------------------------------------------------------
+
+    def grow(self) -> None:
+        """Make a reduced plan larger, never beyond the request, if memory has been free for long.
+
+        It counts what an automatic budget would be now, and what windows measured: both may have
+        been worse when the plan was made. A budget that the user has set is never exceeded. If
+        memory ran out since the plan grew, the plan from before is in force again.
+        """
+        plan, request = self.plan, self.requests.newest
+        if plan is None or request is None or self._pinned or self._guess:
+            return
+        if self.fallback.level:
+            self._shrink_back(request)
+        elif not is_full(self._hardware, request, plan) and self.growth.is_due:
+            self.meter.release_cached()  # so that free memory, and the next window, are measured
+            self.growth.note(self._budget_now(), self.factor)
+            self._grow(plan, request)
+
+    def _grow(self, plan: Plan, request: Request) -> None:
+        if self.growth.lasting is None:
+            return
+        budget, factor = self.growth.lasting
+        with suppress(BudgetError), self.undone_if_refused():
+            larger = self._make(request, budget, factor)
+            if not gains(self._hardware, request, plan, larger):
+                return
+            self._before_growth = self._before_growth or (self.budget, self.factor)
+            self.budget, self.factor = max(self.budget, budget), factor
+            self._take(larger)
+        self.growth.restart()
+
+    def _shrink_back(self, request: Request) -> None:
+        if self._before_growth is None:
+            return
+        (self.budget, self.factor), self._before_growth = self._before_growth, None
+        log.warning("memory ran out after the plan had grown: the plan from before returns")
+        with suppress(BudgetError):  # another camera may need more than that now
+            plan = self._make(request, self.budget)
+            self.fallback.restart(0)
+            self._take(plan)
+
+    def _budget_now(self) -> int:
+        """The budget, if it is the user's; else what it would be now, less a margin.
+
+        What this session surely holds counts as free: weights, kept prefixes, the context. It is
+        less than all it holds.
+        """
+        plan = self.plan
+        if not self._automatic or plan is None:
+            return self.budget
+        companion = self._base_request.companion
+        held = plan.weights + self._hardware.context() + (companion.weights if companion else 0)
+        held += 0 if plan.prefix_on_host else self._feature_cache.nbytes
+        free = self._hardware.free() + min(self._hardware.in_use(), held)
+        return int(FREE_SHARE * free / GROWTH_MARGIN)
 
     # Windows -------------------------------------------------------------------------------------
 
@@ -276,11 +360,14 @@ class MemoryGovernor(Memory):
         taken = self.meter.window_peak(planned + self._feature_cache.nbytes, keeps=keeps)
         if plan is None or self._pinned or self.fallback.level or views < plan.window:
             return
+        if clean:
+            self.growth.measured(self._measured_factor(plan, taken))
         over = taken > plan.budget
         if (over or not self.measured) and not clean:
             self.meter.release_cached()  # so that the next window can be measured
         elif over or not self.measured:
             if over:
+                self.growth.fail()
                 budget, more = gib_texts(plan.budget, taken)
                 log.warning("a window took %s GiB, above the budget of %s GiB", more, budget)
             self._replan(plan, taken)
@@ -295,11 +382,13 @@ class MemoryGovernor(Memory):
         self.meter.forget_kept()
         self._hardware.release()
         self.fallback.apply_next(views)
+        self.growth.fail()
         self._set_chunks()
         log.warning("out of memory: retrying window %d, %s", window, self.fallback.current.text)
 
     def note_success(self) -> None:
         """Count a successful window; after many of them one fallback is undone."""
+        self.growth.count()
         if self.fallback.undo_when_stable():
             self._feature_cache.bound(0)
             self._set_chunks()
@@ -321,8 +410,7 @@ class MemoryGovernor(Memory):
     def _replan(self, plan: Plan, taken: int) -> None:
         """Plan again with the measured memory of a window, in bytes."""
         self._measured_on.add(self._network.backend.name)
-        activations = max(1, taken - (plan.predicted - plan.activations))
-        self.factor = min(4.0, max(1.0, self.factor * activations / plan.activations))
+        self.factor = self._measured_factor(plan, taken)
         request = self.requests.newest
         if request is None:
             return
@@ -331,6 +419,11 @@ class MemoryGovernor(Memory):
         except BudgetError as error:  # the window succeeded, and the next one may as well
             self.over_budget = f"{error}; the old plan stays"
             log.warning("%s", self.over_budget)
+
+    def _measured_factor(self, plan: Plan, taken: int) -> float:
+        """The ratio of measured to predicted activations of a window that took ``taken`` bytes."""
+        activations = max(1, taken - (plan.predicted - plan.activations))
+        return min(4.0, max(1.0, self.factor * activations / plan.activations))
 
 
 def _budget_bytes(gigabytes: float, hardware: Device, free: int, *, warn: bool = False) -> int:
@@ -410,6 +503,64 @@ class FallbackLevel:
             return False
         self.restart(self.level - 1)
         return True
+
+
+# Growth of a reduced plan when memory is free again.
+
+CHECK_EVERY = 10  # windows between two checks of free memory
+STABLE_CHECKS = 3  # checks in a row that must all allow the larger plan
+MOST_CHECKS = 48 * STABLE_CHECKS  # as many at most, after growth that was wrong
+GROWTH_MARGIN = 1.1  # ratio of the budget that would be free to the one that is used
+
+
+class Growth:
+    """Owns the newest checks of free memory, and tells what all of them allow.
+
+    Free memory that comes and goes allows only its least value. Each failure, a plan for which
+    memory ran out, doubles the number of checks that count.
+    """
+
+    def __init__(self) -> None:
+        self._windows = 0  # since the last check
+        self._checks: deque[tuple[int, float]] = deque(maxlen=STABLE_CHECKS)
+        self._factor: float | None = None  # largest measured one since the last check
+
+    @property
+    def is_due(self) -> bool:
+        """Whether enough windows ran since the last check."""
+        return self._windows >= CHECK_EVERY
+
+    @property
+    def lasting(self) -> tuple[int, float] | None:
+        """The least budget in bytes and the largest factor of the checks; None: too few checks."""
+        if len(self._checks) != self._checks.maxlen:
+            return None
+        budgets, factors = zip(*self._checks, strict=True)
+        return min(budgets), max(factors)
+
+    def count(self) -> None:
+        """Count a window."""
+        self._windows += 1
+
+    def measured(self, factor: float) -> None:
+        """Note the ratio of measured to predicted activations of a window."""
+        self._factor = max(factor, self._factor or 0.0)
+
+    def note(self, budget: int, factor: float) -> None:
+        """Note a check: the budget that memory allows; ``factor`` counts if none was measured."""
+        self._checks.append((budget, self._factor or factor))
+        self._factor, self._windows = None, 0
+
+    def restart(self) -> None:
+        """Forget all checks."""
+        self._checks.clear()
+        self._factor, self._windows = None, 0
+
+    def fail(self) -> None:
+        """Memory ran out: forget all checks, and wait for twice as many before growing again."""
+        assert self._checks.maxlen is not None
+        self._checks = deque(maxlen=min(MOST_CHECKS, 2 * self._checks.maxlen))
+        self.restart()
 
 
 # Measures the memory that windows take on a device.

@@ -32,6 +32,7 @@ GIB = 2**30
 SMALLEST = Chunks(head_frames=1, local_frames=1, mlp_tokens=1024)
 LEAST_RES, LEAST_WINDOW = 224, 2
 UNMEASURED = 1.2  # factor on activations before a measurement: work space, fragmentation
+GAIN = 1.25  # least ratio of pixels of two plans for which a larger plan replaces a smaller one
 SLACK = 48 * 2**20  # bytes that libraries take
 ORDER = ("da3nested-giant-large", "da3-giant", "da3-large", "da3-base", "da3-small", "da3-tiny")
 
@@ -240,6 +241,38 @@ def check_fits(device: Device, request: Request, budget: int, factor: float = UN
     needed = least_memory(device, request, factor)
     if needed > budget:
         raise BudgetError(_no_fit(device, request, budget, factor, needed))
+
+
+def lossless_reductions(device: Device, request: Request, plan: Plan) -> int:
+    """Number of steps that the plan was made smaller by without a change of its results.
+
+    A torch plan where an engine is preferred counts as one more: the engine did not fit.
+    """
+    if plan.backend != "torch":
+        return 0
+    steps = [(s.chunks, s.prefix_on_host) for s in _lossless_steps(device, request)]
+    own = (plan.chunks, plan.prefix_on_host)
+    return (steps.index(own) if own in steps else len(steps)) + (request.backend != "torch")
+
+
+def is_full(device: Device, request: Request, plan: Plan) -> bool:
+    """Whether nothing of the request was reduced, so that no budget gives a larger plan."""
+    return not plan.reduced and not lossless_reductions(device, request, plan)
+
+
+def gains(device: Device, request: Request, before: Plan, after: Plan) -> bool:
+    """Whether ``after`` has at least one reduction less than ``before``, or much weaker ones.
+
+    Much weaker: the window has GAIN times as many pixels. Smaller steps are not worth the cost of
+    a change: images of another size, engines and compiled kernels of their own.
+    """
+    if after.reduced == before.reduced:
+        steps = (lossless_reductions(device, request, plan) for plan in (after, before))
+        return next(steps) < next(steps)
+    if len(after.reduced) != len(before.reduced):
+        return len(after.reduced) < len(before.reduced)
+    pixels = [plan.window * plan.width * plan.height for plan in (before, after)]
+    return pixels[1] >= GAIN * pixels[0]
 
 
 def _lossless_steps(

@@ -339,6 +339,7 @@ class Stream:
                 if self.host.stopping():
                     return
                 self._deliver(chosen.scene_stream, tracked)
+        self.session.memory.grow()
 
     def _deliver(self, scene_stream: SceneStream, frame: TrackedFrame) -> None:
         scene_stream.pipeline.scene_map.level(frame)

@@ -9,7 +9,8 @@ from support.streams import as_messages, stream_of
 from da3_ros.config import NodeConfig, config_from_parameters
 from da3_ros.inference import BudgetError, WindowTooLargeError
 from da3_ros.inference import memory_governor as module
-from da3_ros.inference.planner import GIB, least_memory
+from da3_ros.inference.devices import Cpu
+from da3_ros.inference.planner import GIB, least_memory, make_plan
 from da3_ros.synthetic import SyntheticCamera
 
 
@@ -37,6 +38,37 @@ def test_a_budget_that_no_longer_fits_stays_the_old_one(monkeypatch):
     assert stream.config.pipeline.inference.memory_budget_gb == 0.0
     assert stream.pipeline.config.inference.memory_budget_gb == 0.0
     assert stream.pipeline.config.depth.min_confidence == 2.0
+
+
+def test_a_live_stream_grows_when_memory_is_free_and_its_scene_goes_on(monkeypatch):
+    """Images of the network are as large as asked for again; the status says so."""
+    monkeypatch.setattr(module, "CHECK_EVERY", 2)
+    free = [8 * GIB]
+    monkeypatch.setattr(Cpu, "free", lambda self: free[0])
+    monkeypatch.setattr(Cpu, "window_peak", lambda *args: stream.session.memory.plan.predicted)
+    asked = {"backend": "torch", "process_res": 252}
+    stream, _ = stream_of(**asked)
+    on, request = stream.session.hardware, stream.session.memory.requests.newest
+    budget = stream.session.memory.plan.predicted
+    while not make_plan(on, request, budget).reduced:
+        budget -= 1 << 20
+    free[0] = int(budget / module.FREE_SHARE)
+    stream, host = stream_of(**asked)
+    free[0] -= stream.session.memory.plan.weights  # which are loaded now
+    camera = SyntheticCamera(seed=2, size=(252, 189), walk="straight", frames=14)
+    widths, degraded = [], []
+    for number, pending in enumerate(as_messages(camera, host.lib)):
+        if number == 5:
+            free[0] = 8 * GIB
+        stream.put(pending)
+        assert stream.step()
+        widths.append(stream.session.memory.plan.width)
+        degraded.append(bool(stream.session.status().degraded))
+    assert widths == sorted(widths)
+    assert widths[0] == widths[5] < widths[-1] == 252
+    assert degraded == [width < 252 for width in widths]
+    assert stream.pipeline.builder.network_size[0] == 252
+    assert len(stream.pipeline.poses()) == len(widths)
 
 
 @pytest.mark.parametrize("known", [True, False])

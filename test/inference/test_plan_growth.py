@@ -1,0 +1,346 @@
+"""A plan that memory made smaller grows again when memory is free, and only then."""
+
+import itertools
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from da3_ros.inference import BudgetError, InferenceConfig, InferenceSession
+from da3_ros.inference import session as module
+from da3_ros.inference.devices import Cpu
+from da3_ros.inference.memory_governor import (
+    CHECK_EVERY,
+    FREE_SHARE,
+    MOST_CHECKS,
+    STABLE_CHECKS,
+    Growth,
+)
+from da3_ros.inference.planner import GIB, SMALLEST, UNMEASURED, least_memory
+from da3_ros.types import Prediction, View, Window
+
+PATIENCE = CHECK_EVERY * STABLE_CHECKS  # windows after which lasting memory counts
+VIEWS, ASKED = 4, 504
+
+
+class SharedGpu(Cpu):
+    """A GPU whose memory other processes use too; a window takes ``excess`` times what its
+    activations add up to, by default as it is predicted."""
+
+    kind, shares_host, has_cap = "cuda", False, True
+
+    def __init__(self, total):
+        super().__init__()
+        self.device = torch.device("cpu")
+        self.total, self.others, self.excess = total, 0, UNMEASURED
+        self.reserved = self.most = 0
+        self.caps = []
+        self.needs = lambda: (0, 0)  # kept, and at most, of a window
+
+    def run(self):
+        _, most = self.needs()
+        if self.others + most > self.total:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        self.reserved = max(self.reserved, most)
+        self.most = max(self.most, self.reserved)
+
+    def free(self):
+        return self.total - self.others - self.needs()[0]
+
+    def in_use(self):
+        return self.needs()[0] + self.reserved
+
+    def peak(self):
+        return self.most
+
+    def window_peak(self, before, persistent):
+        return self.most
+
+    def reset_peak(self):
+        self.most = self.reserved
+
+    def release(self):
+        self.reserved = self.needs()[0]
+
+    def cap(self, budget):
+        self.caps.append(budget)
+
+
+def opened(monkeypatch, *, others_gb=0.0, total_gb=1.0, network=False, **changes):
+    """A session on a GPU with as much used by others, and its plan for windows of four views.
+
+    network: whether its windows run; else they only take memory.
+    """
+    gpu = SharedGpu(int(total_gb * GIB))
+    gpu.others = int(others_gb * GIB)
+    monkeypatch.setattr(module, "open_device", lambda name, mode: gpu)
+    values = {"mixed_precision": "off", "process_res": ASKED, "backend": "torch"} | changes
+    session = InferenceSession(InferenceConfig("da3-tiny", "random", "cuda", **values))
+
+    def needs():
+        plan, memory = session.memory.plan, session.memory
+        if plan is None:
+            return 0, 0
+        small = memory.fallback.current.scale**2
+        activations = gpu.excess * plan.activations / memory.factor * small
+        return plan.weights, int(plan.predicted - plan.activations + activations)
+
+    gpu.needs = needs
+    session.memory.fit((640, 480), VIEWS, 1)
+    plain = session._decoder.answer
+    monkeypatch.setattr(session._decoder, "answer", lambda *a: gpu.run() or plain(*a))
+    if not network:
+        monkeypatch.setattr(session, "_run", lambda window: take_memory(session, gpu, window))
+    return session, gpu
+
+
+def take_memory(session, gpu, window):
+    """A window without its network: what counts in memory, in the same order."""
+    session.memory.meter.begin()
+    gpu.run()
+    session.memory.measure(len(window.views))
+    return NOTHING
+
+
+NOTHING = Prediction(*[np.zeros(0)] * 4)
+PICTURES = np.random.default_rng(0).integers(0, 256, (VIEWS, 14, 28, 3)).astype(np.uint8)
+
+
+def run(session, windows, grow=True):
+    """Runs windows of the plan's views; returns the image side of the plan after each.
+
+    The network sees small pictures; the GPU counts what the plan's would take.
+    """
+    sides = []
+    for number in range(windows):
+        views = tuple(View(i, i, picture) for i, picture in enumerate(PICTURES))
+        session.infer(Window(number, views[: session.memory.plan.window], 1))
+        if grow:
+            session.memory.grow()
+        session.memory.fit((640, 480), VIEWS, 1)  # as the pipeline before each window
+        sides.append(session.memory.plan.process_res)
+    return sides
+
+
+def changes(values):
+    return sum(a != b for a, b in itertools.pairwise(values))
+
+
+@pytest.fixture(scope="module")
+def full_gb():
+    """What the whole request is predicted to take, GiB."""
+    with pytest.MonkeyPatch.context() as patch:
+        session, _ = opened(patch, total_gb=8.0)
+        return session.memory.plan.predicted / GIB
+
+
+def reduced_session(monkeypatch, full_gb, **changes):
+    """One that began with a third of the memory that its request needs."""
+    total = 3 * full_gb
+    session, gpu = opened(
+        monkeypatch, total_gb=total, others_gb=total - 0.6 * full_gb / FREE_SHARE, **changes
+    )
+    assert session.memory.plan.process_res < ASKED
+    assert session.memory.degraded
+    return session, gpu
+
+
+@pytest.mark.parametrize("network", [False, True])
+def test_a_plan_grows_to_the_request_when_another_process_ends(
+    monkeypatch, full_gb, caplog, network
+):
+    session, gpu = reduced_session(monkeypatch, full_gb, network=network)
+    small, budget = session.memory.plan, session.memory.budget
+    assert set(run(session, PATIENCE)) == {small.process_res}, "memory is as short as it was"
+    gpu.others = 0
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        sides = run(session, PATIENCE + CHECK_EVERY)
+    assert changes([small.process_res, *sides]) == 1
+    assert session.memory.plan.process_res == ASKED
+    assert session.memory.degraded == ()
+    assert session.memory.budget > budget
+    assert gpu.caps[-1] == session.memory.budget
+    assert session.memory.plan.predicted <= session.memory.budget
+    told = [r.message for r in caplog.records if r.name.startswith("da3_ros")]
+    assert told == ["memory suffices for a larger plan: no result is reduced"]
+    assert set(run(session, 2 * PATIENCE)) == {ASKED}, "never beyond the request"
+
+
+def test_memory_that_lasts_counts_and_no_window_earlier(monkeypatch, full_gb):
+    session, gpu = reduced_session(monkeypatch, full_gb)
+    small = session.memory.plan.process_res
+    gpu.others = 0
+    assert set(run(session, PATIENCE - 1)) == {small}
+    assert run(session, 1) == [ASKED]
+
+
+@pytest.mark.parametrize("period", [CHECK_EVERY, 2 * CHECK_EVERY, 17])
+def test_memory_that_comes_and_goes_changes_nothing(monkeypatch, full_gb, period):
+    session, gpu = reduced_session(monkeypatch, full_gb)
+    others, sides = gpu.others, []
+    for turn in range(8):
+        gpu.others = 0 if turn % 2 else others
+        sides += run(session, period)
+    assert len(set(sides)) == 1
+
+
+def test_memory_that_goes_after_growth_is_trusted_ever_less(monkeypatch, full_gb, caplog):
+    """Each time that memory ran out, the plan from before returns, and growth waits longer."""
+    session, gpu = reduced_session(monkeypatch, full_gb)
+    others, small, sides, waits = gpu.others, session.memory.plan.process_res, [], []
+    for _ in range(3):
+        gpu.others = 0
+        waits.append(0)
+        while sides[-1:] != [ASKED]:
+            sides += run(session, 1)
+            waits[-1] += 1
+        gpu.others = others
+        sides += run(session, 3)
+        assert sides[-1] == small
+        assert session.memory.fallback.level == 0
+    assert waits[1] >= 1.8 * waits[0]
+    assert waits[2] >= 1.8 * waits[1]
+    assert caplog.text.count("the plan from before returns") == 3
+    assert changes(sides) <= 6
+
+
+def test_a_little_more_memory_is_not_worth_a_change(monkeypatch, full_gb):
+    session, gpu = reduced_session(monkeypatch, full_gb)
+    before = session.memory.plan
+    gpu.others -= int(0.1 * full_gb * GIB)
+    assert set(run(session, 2 * PATIENCE)) == {before.process_res}
+
+
+def test_a_plan_grows_in_part_if_memory_does(monkeypatch, full_gb):
+    session, gpu = reduced_session(monkeypatch, full_gb)
+    before = session.memory.plan
+    gpu.others = int((3 - 1.0 / FREE_SHARE) * full_gb * GIB)
+    side = run(session, PATIENCE + 1)[-1]
+    assert before.process_res < side < ASKED
+    assert session.memory.degraded == (f"process_res {side} instead of {ASKED}",)
+
+
+def test_a_budget_of_the_user_is_never_exceeded(monkeypatch, full_gb):
+    session, gpu = opened(monkeypatch, total_gb=3 * full_gb, memory_budget_gb=0.6 * full_gb)
+    small, budget = session.memory.plan.process_res, session.memory.budget
+    assert small < ASKED
+    assert set(run(session, 2 * PATIENCE)) == {small}
+    assert session.memory.budget == budget == int(0.6 * full_gb * GIB)
+    session.memory.set_budget(0)  # automatic: all that was free at the start
+    assert session.memory.plan.process_res == ASKED
+    assert gpu.caps[-1] == session.memory.budget
+
+
+def test_a_measured_window_that_took_too_much_is_corrected_again(monkeypatch, full_gb):
+    """What the first window took beyond its prediction need not last; the budget does."""
+    budget_gb = 1.05 * full_gb
+    session, gpu = opened(monkeypatch, total_gb=9 * full_gb, memory_budget_gb=budget_gb)
+    assert session.memory.plan.process_res == ASKED
+    gpu.excess = 3.0
+    run(session, 1)
+    small = session.memory.plan.process_res
+    assert small < ASKED
+    assert session.memory.factor == pytest.approx(3.0, rel=0.05)
+    gpu.excess = 1.1
+    sides = run(session, 10 * PATIENCE)
+    assert changes([small, *sides]) == 1
+    assert sides[-1] == ASKED
+    assert session.memory.factor == pytest.approx(1.1, rel=0.1)
+    assert session.memory.plan.predicted <= session.memory.budget == int(budget_gb * GIB)
+
+
+def test_windows_that_go_on_taking_more_keep_the_plan_small(monkeypatch, full_gb):
+    session, gpu = opened(monkeypatch, total_gb=9 * full_gb, memory_budget_gb=1.05 * full_gb)
+    gpu.excess = 3.0
+    sides = run(session, 3 * PATIENCE)
+    assert len(set(sides)) == 1
+    assert sides[0] < ASKED
+
+
+def test_a_window_gets_its_views_back(monkeypatch):
+    session, gpu = opened(monkeypatch, total_gb=8.0)
+    least = least_memory(gpu, session.memory.requests.newest) / GIB
+    session, gpu = opened(
+        monkeypatch, total_gb=8.0, others_gb=8.0 - 1.01 * least / FREE_SHARE
+    )  # fmt: skip
+    assert session.memory.plan.window < VIEWS
+    assert len(session.memory.degraded) == 2
+    gpu.others = 0
+    run(session, PATIENCE)
+    assert (session.memory.plan.window, session.memory.plan.process_res) == (VIEWS, ASKED)
+
+
+def test_smaller_pieces_of_work_end_too(monkeypatch, full_gb):
+    total = 3 * full_gb
+    session, gpu = opened(
+        monkeypatch, total_gb=total, others_gb=total - 0.99 * full_gb / FREE_SHARE
+    )
+    assert session.memory.degraded == ()
+    assert session.memory.plan.chunks != gpu.chunks()
+    gpu.others = 0
+    run(session, PATIENCE)
+    assert session.memory.plan.chunks == gpu.chunks() != SMALLEST
+
+
+def test_a_given_plan_and_a_replay_never_grow(monkeypatch, full_gb):
+    session, gpu = reduced_session(monkeypatch, full_gb)
+    small = session.memory.plan
+    gpu.others = 0
+    assert set(run(session, 2 * PATIENCE, grow=False)) == {small.process_res}
+    pinned, gpu = opened(monkeypatch, total_gb=3 * full_gb)
+    pinned.memory.use_plan(small)
+    assert set(run(pinned, 2 * PATIENCE)) == {small.process_res}
+
+
+def test_growth_that_nothing_fits_changes_nothing(monkeypatch, full_gb):
+    session, gpu = reduced_session(monkeypatch, full_gb)
+    plan, budget = session.memory.plan, session.memory.budget
+
+    def refuse(*args):
+        raise BudgetError("nothing fits")
+
+    monkeypatch.setattr("da3_ros.inference.memory_governor.make_plan", refuse)
+    gpu.others = 0
+    run(session, 2 * PATIENCE)
+    assert (session.memory.plan, session.memory.budget) == (plan, budget)
+
+
+# The checks, without a session
+
+
+def checked(growth, budgets):
+    for budget in budgets:
+        growth.note(budget, 1.2)
+    return growth.lasting
+
+
+def test_the_worst_of_the_last_checks_counts():
+    growth = Growth()
+    assert checked(growth, [9] * (STABLE_CHECKS - 1)) is None
+    assert checked(growth, [7]) == (7, 1.2)
+    assert checked(growth, [8]) == (7, 1.2)
+    growth.measured(1.5)
+    growth.measured(1.1)
+    assert checked(growth, [8]) == (7, 1.5) if STABLE_CHECKS > 2 else (8, 1.5)
+    growth.restart()
+    assert growth.lasting is None
+
+
+def test_failures_double_the_checks_up_to_a_limit():
+    growth, needed = Growth(), STABLE_CHECKS
+    for _ in range(8):
+        growth.fail()
+        needed = min(MOST_CHECKS, 2 * needed)
+        assert checked(growth, [5] * (needed - 1)) is None
+        assert checked(growth, [5]) == (5, 1.2)
+
+
+def test_a_check_is_due_after_so_many_windows():
+    growth = Growth()
+    for _ in range(2):
+        assert [growth.count() or growth.is_due for _ in range(CHECK_EVERY)] == [
+            *[False] * (CHECK_EVERY - 1), True
+        ]  # fmt: skip
+        growth.note(1, 1.0)
