@@ -116,7 +116,7 @@ def tables_of(text):
 # What a table of measurements has and a table of settings has not.
 MEASURED = re.compile(
     r"\d (?:ms|mm|cm|deg|frames/s)\b|\d\.\d+ (?:s|m)\b|\d\.\d+x\b|\d°|\d %(?! of)|\d -> "
-    r"|\b(?:ATE|AbsRel|NEES|Chamfer|[Mm]edian)\b"
+    r"|\b(?:ATE|AbsRel|NEES|Chamfer|[Mm]edian)\b|, (?:ms|s|MiB|MB|%|cm|degrees)(?=[ :])"
 )
 
 

@@ -1,0 +1,340 @@
+"""The pages of figures are what bench/report.py makes of the stored results, and cite all of
+them."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import report
+from report_plots import Axis, Panel, Series, picture
+from report_tables import Column, Note, ReportError, Result, listing, number, read, table, title_of
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "bench" / "results"
+MARK = "<!-- table: {}, by bench/report.py -->"
+MACHINE = {
+    "device": "cpu", "cpu": "A processor", "cores": 12, "threads": 12, "load": 0.25,
+    "torch": "2.13.0", "openvino": "2026.4.1", "python": "3.12.1", "amx": False,
+}  # fmt: skip
+
+
+# The repository
+
+
+def test_pages_and_plots_are_what_the_results_give():
+    assert report.Report(ROOT).differences(write=False) == [], "run: python bench/report.py"
+
+
+def citing_pages():
+    return "".join(page.read_text() for page in sorted((ROOT / "docs").glob("*.md")))
+
+
+def test_every_result_is_cited_by_a_page():
+    text = citing_pages()
+    files = [file.name for file in RESULTS.iterdir()]
+    assert len(files) > 50
+    assert [name for name in files if not re.search(rf"(?<![\w-]){re.escape(name)}", text)] == []
+
+
+def test_every_cited_result_is_there():
+    pages = citing_pages() + (ROOT / "bench" / "README.md").read_text()
+    cited = set(re.findall(r"bench/results/([\w.-]+\.(?:json|gz))", pages))
+    assert len(cited) > 30
+    assert [name for name in sorted(cited) if not (RESULTS / name).is_file()] == []
+
+
+def test_every_entry_has_a_place_in_a_page_or_in_the_list_at_the_top():
+    used = report.Report(ROOT).names() | set(re.findall(r"{([\w-]+)}", " ".join(report.FACTS)))
+    assert sorted(set(report.ENTRIES) - used) == []
+
+
+def test_notes_are_of_files_that_are_there_and_lack_what_they_add():
+    for name, note in report.NOTES.items():
+        result = read(RESULTS / name)
+        assert not (note.command and result.data.get("command")), name
+
+
+# A small clone with its own results
+
+
+@pytest.fixture
+def clone(tmp_path):
+    (tmp_path / "docs" / "images").mkdir(parents=True)
+    (tmp_path / "bench" / "results").mkdir(parents=True)
+    (tmp_path / "README.md").write_text("# Start\n")
+
+    def make(*names, **results):
+        marks = "\n\n".join(f"{MARK.format(name)}\n<!-- end -->" for name in names)
+        (tmp_path / "docs" / "page.md").write_text(f"# Page\n\n{marks}\n\nProse.\n")
+        for name, data in results.items():
+            folder = tmp_path / "bench" / ("" if name == "published" else "results")
+            (folder / f"{name.replace('__', '-')}.json").write_text(json.dumps(data))
+        return tmp_path
+
+    return make
+
+
+def page_of(root):
+    assert report.main([], root) == 0
+    return (root / "docs" / "page.md").read_text()
+
+
+def matrix_rows(**changes):
+    fast = {
+        "mode": "balanced", "precision": "bfloat16", "compile": "off", "backend": "torch",
+        "runs": "5 x 504x504 bfloat16 torch", "mean_s": 10.0, "std_s": 0.5, "median_s": 9.9,
+        "images_per_s": 0.5, "stability": 0.0, "peak_gib": 2.0, "load_s": 3.0,
+        "cold_start_s": 15.0,
+    }  # fmt: skip
+    slow = {**fast, "precision": "off", "mean_s": 25.0, "images_per_s": 0.2}
+    not_run = {"mode": "max", "precision": "float16", "compile": "on", "refused": "no | kernel"}
+    return {
+        "machine": MACHINE,
+        "command": "python bench/matrix.py --documents --out bench/results/matrix-a.json",
+        "setting": {"model": "da3-large", "views": 5, "new": 5, "image": [504, 504], **changes},
+        "rows": [fast, slow, not_run],
+        "summary": {
+            "success": [2, 3], "by_mode": {"balanced": 0.35}, "by_precision": {"off": 0.2},
+            "best": fast, "slowest": slow,
+        },
+    }  # fmt: skip
+
+
+PUBLISHED = {
+    "benchmark": {
+        "rows": [
+            {"what": "best", "device": "cuda", "hardware": "not named", "images_per_s": 8.14},
+            {"what": "best", "device": "cpu", "hardware": "12 cores", "images_per_s": 0.54},
+            {"what": "average by mode", "device": "cpu", "images_per_s": 0.5},
+        ]
+    },
+    "one_image": [{"model": "da3-small", "size": "518x518", "ms_per_image": 25.0}],
+    "memory": {"rtx_3090_100_frames": {"rows": [{"model": "da3-giant", "gb": 16.2}]}},
+}
+
+
+def test_a_matrix_names_its_machine_its_setting_and_what_did_not_run(clone):
+    page = page_of(clone("matrix", matrix__a=matrix_rows()))
+    assert (
+        "* `python bench/matrix.py --documents` "
+        "([matrix-a.json](../bench/results/matrix-a.json)): A processor, 12 cores, no AMX, "
+        "load 0.250, torch 2.13.0, openvino 2026.4.1, python 3.12.1."
+    ) in page
+    assert "* Setting: model da3-large, views 5, new 5, image 504x504." in page
+    assert (
+        "| balanced | bfloat16 | off | torch | 5 x 504x504 bfloat16 torch | 10.0 | 0.500 |" in page
+    )
+    assert re.search(r"^\| max \| float16 \| on \|.*\| no / kernel \|$", page, re.M)
+    assert "* Ran: 2 of 3." in page
+    assert "* Images/s by mode, mean: balanced 0.350." in page
+    assert "* Best: balanced, bfloat16, off, torch, 0.500 images/s." in page
+
+
+def test_ours_stand_beside_the_published_rows_of_the_same_setting_only(clone):
+    other = matrix_rows(model="da3-small")
+    root = clone("devices", published=PUBLISHED, matrix__a=matrix_rows(), matrix__b=other)
+    page = page_of(root)
+    rows = re.findall(r"^\| (cpu|cuda) \| (\w+) \| (.+?) \| (\w+) .*\| ([\d.]+) \|$", page, re.M)
+    assert rows == [
+        ("cpu", "published", "12 cores", "best", "0.540"),
+        ("cpu", "ours", "A processor, 12 cores", "best", "0.500"),
+        ("cpu", "ours", "A processor, 12 cores", "slowest", "0.200"),
+        ("cuda", "published", "not named", "best", "8.14"),
+    ]
+    assert "matrix-a.json" in page
+    assert "matrix-b.json" not in page
+
+
+def test_published_figures_say_that_they_are_not_ours(clone):
+    page = page_of(clone("published-images", "published-memory", published=PUBLISHED))
+    assert page.count("([published.json](../bench/published.json)): not measured here.") == 2
+    assert "| da3-small | 518x518 | 25.0 |" in page
+    assert "| 100 | da3-giant | 16.2 | RTX 3090 |" in page
+
+
+QUALITY = {
+    "machine": MACHINE,
+    "command": "python bench/bench_quality.py",
+    "rows": [
+        {"model": "da3-tiny", "process_res": 252, "size": "252x189", "views": 8, "precision": kind,
+         "backend": "openvino", "frames_per_s": rate, "peak_gib": 0.1, "absrel": 0.08,
+         "ate_m": 0.02, "way_m": 4.0}
+        for kind, rate in (("float32", 4.0), ("bfloat16", 10.0))
+    ],
+}  # fmt: skip
+
+
+def test_speed_against_accuracy_is_a_plot_and_a_table(clone):
+    root = clone("quality", quality=QUALITY)
+    page = page_of(root)
+    assert "![Speed against accuracy](images/speed_accuracy.svg)" in page
+    assert "| da3-tiny | 252x189 | 8 | float32 | openvino | 4.00 |" in page
+    plot = (root / "docs" / "images" / "speed_accuracy.svg").read_text()
+    assert plot.count(">252x189</text>") == 4  # two points in each of two panels
+    assert ">da3-tiny, bfloat16, openvino</text>" in plot
+    assert ">ATE over the way, %</text>" in plot
+
+
+def test_a_plot_whose_results_are_gone_goes_too(clone):
+    root = clone("quality", quality=QUALITY)
+    page_of(root)
+    (root / "bench" / "results" / "quality.json").unlink()
+    assert report.main(["--check"], root) == 1
+    assert "Unrun" in page_of(root)
+    assert not (root / "docs" / "images" / "speed_accuracy.svg").exists()
+
+
+@pytest.mark.parametrize("name", ["pieces", "loading", "node", "frames100", "attention"])
+def test_a_new_kind_of_result_becomes_a_table_by_the_names_of_its_values(clone, name):
+    rows = [{"model": "da3-small", "read_gb_per_s": 1.5, "peak_gib": 0.1234, "p95_ms": 1234.5}]
+    root = clone(
+        name, **{name: {"machine": MACHINE, "command": "python bench/x.py", "rows": rows}}
+    )
+    page = page_of(root)
+    assert "| Model | Read, GB/s | Peak, GiB | 95 %, ms |" in page
+    assert "| da3-small | 1.50 | 0.123 | 1234 |" in page
+
+
+def test_a_result_without_rows_is_a_table_of_its_names(clone):
+    stages = {"machine": MACHINE, "command": "python bench/x.py", "decode": 0.02, "rectify": 0.81}
+    page = page_of(clone("stages", stages=stages))
+    assert "| Stage | ms, median |" in page
+    assert "| rectify | 0.810 |" in page
+
+
+# Checking and writing
+
+
+def test_a_check_writes_nothing_and_names_what_differs(clone, capsys):
+    root = clone("pieces", "loading", pieces={"rows": [{"head_frames": 1, "median_s": 0.5}]})
+    before = (root / "docs" / "page.md").read_text()
+    assert report.main(["--check"], root) == 1
+    assert capsys.readouterr().out == "differs: pieces\ndiffers: loading\n"
+    assert (root / "docs" / "page.md").read_text() == before
+    page = page_of(root)
+    assert page.endswith("<!-- end -->\n\nProse.\n")
+    assert report.main(["--check"], root) == 0
+    (root / "docs" / "page.md").write_text(page.replace("0.500", "0.400"))
+    capsys.readouterr()
+    assert report.main(["--check"], root) == 1
+    assert capsys.readouterr().out == "differs: pieces\n"
+
+
+def test_a_value_stands_within_a_line(clone, monkeypatch):
+    value = report.Source("pieces.json", "median_s", {"head_frames": 2}, "{} ms", 1e3, 2)
+    root = clone(pieces={"rows": [{"head_frames": n, "median_s": 0.1 * n} for n in (1, 2)]})
+    (root / "README.md").write_text("| a <!-- value: cpu-frame --><!-- end --> b |\n")
+    monkeypatch.setitem(
+        report.ENTRIES, "cpu-frame", report.Entry((value.file,), value.of, inline=True)
+    )
+    assert report.main([], root) == 0
+    text = (root / "README.md").read_text()
+    assert text == "| a <!-- value: cpu-frame -->200 ms<!-- end --> b |\n"
+
+
+BROKEN = {
+    "an unknown name": ("pices", {}, "no entry is called 'pices'"),
+    "no JSON": ("pieces", {"pieces": "{"}, "pieces.json: "),
+    "no number": ("pieces", {"pieces": {"rows": [{"a_s": float("nan")}]}}, "nan is no number"),
+    "another schema": ("shares", {"cpu__shares": {"rows": [{"model": "x"}]}}, "shares, of cpu-sh"),
+    "no rows": ("pieces", {"pieces": {"rows": []}}, "no row has one of"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_broken_is_named_in_one_line_and_nothing_is_written(clone, capsys, name):
+    entry, results, message = BROKEN[name]
+    root = clone(entry, **results)
+    for file in (root / "bench" / "results").iterdir():
+        file.write_text("{" if file.read_text() == '"{"' else file.read_text())
+    before = (root / "docs" / "page.md").read_text()
+    assert report.main([], root) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert (root / "docs" / "page.md").read_text() == before
+
+
+@pytest.mark.parametrize("text", [MARK.format("pieces"), "<!-- end -->"])
+def test_a_mark_without_its_partner_is_refused(clone, capsys, text):
+    root = clone()
+    (root / "docs" / "page.md").write_text(f"{text}\n")
+    assert report.main([], root) == 2
+    assert "docs/page.md: a mark has no partner" in capsys.readouterr().err
+
+
+# Cells, columns, lines
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.27085, "0.271"), (17.181, "17.2"), (1059.2, "1059"), (0.0, "0"), (8e-17, "0"),
+        (1.4057e-6, "1.41e-6"), (-0.0911, "-0.0911"), (12, "12"), (True, "yes"), (None, ""),
+        ([10, 0.5], "10, 0.500"), ("text", "text"),
+    ],
+)  # fmt: skip
+def test_numbers_have_three_significant_digits(value, text):
+    assert number(value) == text
+
+
+def test_titles_have_the_unit_of_the_key():
+    titles = {
+        "median_s": "Median, s", "p95_ms": "95 %, ms", "images_per_s": "Images/s",
+        "peak_gib": "Peak, GiB", "std_s": "Standard deviation, s", "mode": "Mode",
+        "backbone_tflops": "Backbone, TFLOP/s", "rotation_deg": "Rotation, degrees",
+    }  # fmt: skip
+    assert {key: title_of(key) for key in titles} == titles
+
+
+def test_columns_scale_and_those_without_values_are_left_out():
+    rows = [{"a": {"b": 0.5}, "c": "x"}, {"c": "y"}]
+    made = table(rows, ["c", Column("a.b", "Half, %", 100.0), "absent"])
+    assert made == "| C | Half, % |\n| --- | ---: |\n| x | 50.0 |\n| y |  |\n"
+
+
+def test_commands_lose_the_file_to_write_and_folders_of_data():
+    command = "python bench/x.py --data /some/where --runs 2 --out a.json"
+    result = Result("a.json", {"command": command}, [])
+    assert result.command == "python bench/x.py --data DIR --runs 2"
+
+
+def test_what_a_file_lacks_is_noted_by_hand():
+    note = Note("two cores", "python bench/x.py")
+    text = listing("a")([Result("a.json", {"machine": {"torch": "2"}}, [{"a": 1}], note)])
+    assert text.startswith("* `python bench/x.py` ([a.json](../bench/results/a.json)): torch 2; ")
+    assert "noted by hand: two cores." in text
+
+
+def test_an_ambiguous_value_is_refused():
+    result = Result("a.json", {}, [{"a": 1, "b": 2.0}, {"a": 1, "b": 3.0}])
+    with pytest.raises(ReportError, match=r"a.json: wanted one row with {'a': 1} and b: 2"):
+        result.value("b", a=1)
+
+
+# Plots
+
+
+def panel(points, **axis):
+    return Panel(Axis("x"), Axis("y", **axis), [Series("one & two", points)])
+
+
+def test_a_plot_is_the_same_bytes_and_its_points_lie_where_they_belong():
+    drawn = picture([panel([(1, 1.0), (10, 100.0)])], "A title")
+    assert drawn == picture([panel([(1, 1.0), (10, 100.0)])], "A title")
+    assert drawn.startswith('<svg xmlns="http://www.w3.org/2000/svg"')
+    assert "<title>A title</title>" in drawn
+    assert "one &amp; two" in drawn
+    (line,) = re.findall(r'<polyline points="([^"]+)"', drawn)
+    (x0, y0), (x1, y1) = (map(float, p.split(",")) for p in line.split())
+    assert (x0, x1) == (64.0, 696.0)
+    assert y0 > y1  # larger values are higher
+    assert re.findall(r'text-anchor="middle">(\d+)<', drawn) == ["1", "2", "5", "10"]
+
+
+def test_one_point_has_a_place_and_zero_has_none_on_a_logarithmic_axis():
+    assert "<circle" in picture([panel([(1, 1.0)])], "")
+    assert "<circle" in picture([panel([(1, 0.0)], log=False)], "")
+    with pytest.raises(ValueError, match="y: 0 has no place"):
+        picture([panel([(1, 0)])], "")
