@@ -58,11 +58,6 @@ NOTES = {
         NO_AMX + ", torch 2.13.0", WINDOWS.format("1 2 4 8 16 32 64"),
         "da3-small, fp32, without AMX",
     ),
-    "cpu-matrix-small.json": Note(
-        AMX + ", torch 2.13.0",
-        "python bench/bench_session.py matrix --model da3-small --process-res 280 --image 280x210 "
-        "--repeats 4 --device cpu --compiles off",
-    ),
     "cpu-shares.json": Note(
         NO_AMX,
         "python bench/bench_shares.py --models da3-small da3-base --precision fp32 int8",
@@ -153,6 +148,11 @@ VALUES = {
         "plan-cuda.json", "predicted_gib",
         {"model": "da3-giant", "views": 8, "new": 1, "budget_gib": 12.0}, "{} GiB",
     ),
+    "kitchen-ate": Source(
+        "real.json", "ate_m",
+        {"data": "redkitchen_200", "refined": True, "adjusted": True, "camera_info": True},
+        "{} m", digits=2,
+    ),
     "windows-growth": Source("cpu-windows-no-amx-small.json", "median_s", {"views": 64}, "{} s"),
     "windows-usual": Source("cpu-windows-no-amx-small.json", "median_s", {"views": 8}, "{} s"),
 }  # fmt: skip
@@ -167,8 +167,8 @@ FACTS = (
     "**One H200**: a new frame of da3-base at 504x280 in a window of eight takes {gpu-frame} in "
     "bfloat16. The reference's network takes {gpu-reference} for the window. "
     "The frame takes {gpu-memory} beside the weights ([table](#on-a-gpu)).",
-    "**The live node** on two CPU cores publishes {live-rate} windows/s of da3-tiny, {live-age} "
-    "after the image's stamp, and {live-small-rate} windows/s of da3-small "
+    "**The live node** with OpenVINO on two CPU cores publishes {live-rate} windows/s of "
+    "da3-tiny, {live-age} after the image's stamp, and {live-small-rate} windows/s of da3-small "
     "([table](#latency-of-the-live-node)).",
     "**Longer windows**: da3-small takes {windows-usual} with 8 views and {windows-growth} with "
     "64 ([table](#window-sizes)).",
@@ -222,13 +222,13 @@ ENTRIES: dict[str, Entry] = {
     ),
     "backends": Entry(("backends-*.json",), performance.backends),
     "latency": Entry(("latency-*.json",), performance.latency),
-    "node": Entry(("node*.json",), listing()),
+    "node": Entry(("node*.json",), performance.node),
     "network-cpu": Entry(("cpu-network-*.json",), performance.network_table("s", 1.0)),
     "network-gpu": Entry(
         ("gpu-network-*.json", "gpu-compiled-*.json"), performance.network_table("ms", 1e3)
     ),
-    "matrix": Entry(("matrix-*.json", "*-matrix*.json"), performance.matrix),
-    "devices": Entry((PUBLISHED, "matrix-*.json", "*-matrix*.json"), performance.devices),
+    "matrix": Entry(("matrix*.json", "*-matrix*.json"), performance.matrix),
+    "devices": Entry((PUBLISHED, "matrix*.json", "*-matrix*.json"), performance.devices),
     "published-images": Entry((PUBLISHED,), performance.published_images),
     "published-memory": Entry((PUBLISHED,), performance.published_memory),
     "windows-plot": Entry(
@@ -237,11 +237,11 @@ ENTRIES: dict[str, Entry] = {
     "windows": Entry(WINDOW_FILES, performance.windows),
     "frames100": Entry(("frames100*.json",), listing()),
     "shares": Entry(("*-shares.json",), performance.shares),
-    "attention": Entry(("*attention*.json",), listing()),
+    "attention": Entry(("*attention*.json",), performance.attention),
     "precision": Entry(("*-precision.json",), performance.precision),
-    "yardstick": Entry(("*yardstick*.json",), listing()),
-    "pieces": Entry(("*pieces*.json",), listing()),
-    "loading": Entry(("*loading*.json",), listing()),
+    "yardstick": Entry(("*yardstick*.json",), performance.yardstick),
+    "pieces": Entry(("*pieces*.json",), performance.pieces),
+    "loading": Entry(("*loading*.json",), performance.loading),
     "refinement-cost": Entry(("refinement-cost.json",), performance.refinement_cost),
     "stages": Entry(
         ("*stages*.json",), listing(Column("name", "Stage"), Column("value", "ms, median"))
@@ -262,6 +262,19 @@ ENTRIES: dict[str, Entry] = {
     "rings": Entry(("loops-rings.json",), figures.rings),
     "growth": Entry(("growth-pipeline.json", "growth-filled.json"), figures.growth),
     "alignment-drift": Entry(("alignment-drift.json",), figures.drift),
+    "alignment-worst": Entry(("alignment-drift.json",), figures.drift_worst),
+    "refinement-nees": Entry(
+        (
+            "refinement-nees-truth.json",
+            "refinement-nees-laps.json",
+            "refinement-nees-da3-tiny.json",
+        ),
+        figures.nees,
+    ),
+    "real": Entry(("real.json",), figures.real),
+    "dense-rooms": Entry(("dense-rooms.json",), figures.dense_rooms),
+    "navigation": Entry(("navigation.json", "navigation_tiny.json"), figures.navigation),
+    "fleet": Entry(("fleet.json",), figures.fleet),
     "alignment-keyframes": Entry(("alignment-keyframes.json",), figures.keyframes),
     "scene-file": Entry(("scene-file.json",), figures.scene_file),
     "dense-rectified": Entry(("dense-rectified.json",), figures.sweeps),

@@ -192,3 +192,129 @@ dense_faults = joined(
     Column("measured_off", "AbsRel of measured pixels: off"), Column("measured_on", "On"),
     Column("nees", "NEES", digits=2),
 )  # fmt: skip
+
+
+NOISES = {
+    "all": "nothing", "outliers 20 %": "20 % outliers", "outliers 40 %": "40 % outliers",
+    "lies 10 %": "10 % confident errors",
+}  # fmt: skip
+DISTURBED = {
+    "ours": "ours", "ours, told": "ours, each window's unit given to 1 %", "oracle": "oracle",
+    "least squares": "least squares",
+}  # fmt: skip
+
+
+def drift_worst(results: Sequence[Result]) -> str:
+    """Returns the largest errors of all walks, by what is wrong in addition and by method."""
+    worst: dict[tuple[str, str], Row] = {}
+    for row in (row for result in results for row in result.rows):
+        if row["noise"] in NOISES and row["method"] in DISTURBED:
+            at = worst.setdefault((row["noise"], row["method"]), {})
+            for key in ("place_m", "turn_deg", "scale"):
+                at[key] = max(at.get(key, 0.0), row[key])
+    rows = [
+        {**worst[noise, method], "In addition": NOISES[noise], "by": DISTURBED[method]}
+        for noise in NOISES
+        for method in DISTURBED
+        if (noise, method) in worst
+    ]
+    return f"{provenance(results)}\n{pivot(rows, 'In addition', 'by', _errors)}"
+
+
+def _nees_rows(result: Result) -> list[Row]:
+    """Returns rows of noise, walk and NEES; of laps that of the last one."""
+    laps = "--laps" in result.command
+    rows = []
+    for row in result.rows:
+        if "worst room" in row:
+            rows += [{**row, "noise": "da3-tiny"}]
+            rows += [{**row, "noise": "da3-tiny, worst room", "nees": row["worst room"]}]
+        elif laps:
+            end = f"{row['noise']}, the last way"
+            rows += [{**row, "noise": end, "nees": row["last lap"]}]
+        else:
+            rows.append(row)
+    return rows
+
+
+def nees(results: Sequence[Result]) -> str:
+    """Returns the NEES of refined poses, by noise and walk."""
+    rows = [row for result in results for row in _nees_rows(result)]
+    for row in rows:
+        row["walk"] = WALKS.get(row["walk"], row["walk"])
+    table_of = pivot(rows, "noise", "walk", lambda row: number(row["nees"], 2))
+    return f"{provenance(results)}\n{table_of}"
+
+
+real = listing(
+    Column("data", "Recording"), Column("refined", "Windows refined"),
+    Column("adjusted", "Keyframes adjusted"), Column("camera_info", "`camera_info`"),
+    Column("way_m", "Way, m"), Column("ate_m", "ATE, m"),
+    Column("focal_px", "Focal length, px, first and last", digits=4),
+    Column("blind", "Held frames"),
+)  # fmt: skip
+
+
+def _dense_rows(result: Result) -> list[Row]:
+    return result.data["table"]
+
+
+dense_rooms = joined(
+    _dense_rows,
+    "walk", Column("absrel_off", "AbsRel of all pixels: off"), Column("absrel_on", "On"),
+    Column("share", "Measured, %", 100.0), Column("measured_off", "Of measured pixels: off"),
+    Column("measured_on", "On"), Column("nees", "NEES of measured", digits=2),
+    Column("nees_rest", "Of the others", digits=2),
+    Column("cloud_median_m_off", "Cloud to room, median, mm: off", 1e3),
+    Column("cloud_median_m_on", "On", 1e3),
+    Column("chamfer_voxels_off", "Mesh, Chamfer in voxels: off"),
+    Column("chamfer_voxels_on", "On"), Column("covered_off", "Room covered, %: off", 100.0),
+    Column("covered_on", "On", 100.0), Column("seconds", "s per keyframe", digits=2),
+)  # fmt: skip
+
+DEPTHS = {
+    "exact": "none", "pixels 2 %": "2 % of each pixel",
+    "smooth 2 %": "2 %, common to neighbouring pixels",
+    "frames 2 %": "2 % of all pixels of a frame",
+    "network": "da3-tiny, metres of the way known",
+}  # fmt: skip
+
+
+def _navigation_rows(result: Result) -> list[Row]:
+    return [{**row, "what": DEPTHS.get(row["depth"], row["depth"])} for row in result.rows]
+
+
+navigation = joined(
+    _navigation_rows,
+    Column("what", "Errors of depth"), Column("missed", "Missed, %", 100.0, 2),
+    Column("false_of_known", "False, % of the known cells", 100.0, 2),
+    Column("false_of_marked", "False, % of the marked cells", 100.0, 2),
+)  # fmt: skip
+
+FLEETS = {
+    "shell_loop_s": "shell loop of `da3_ros replay`, 2 threads each",
+    "shell_loop_one_thread_s": "the same, 1 thread each",
+    "one_worker_s": "fleet of one worker with 2 threads",
+    "fleet_s": "fleet of two workers with 1 thread",
+    "killed_s": "the same, one worker killed in the longest recording",
+}  # fmt: skip
+
+
+def _fleet_rows(result: Result) -> list[Row]:
+    (row,) = result.rows
+    return [
+        {
+            "what": what,
+            "s": row[key],
+            "frames_per_s": row["frames"] / row[key],
+            "times": row["shell_loop_s"] / row[key],
+        }
+        for key, what in FLEETS.items()
+    ]
+
+
+fleet = joined(
+    _fleet_rows,
+    Column("what", "How"), Column("s", "Seconds"), Column("frames_per_s", digits=2),
+    Column("times", "Times as fast as the shell loop"),
+)  # fmt: skip

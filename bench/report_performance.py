@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from report_plots import Axis, Panel, Series, picture
 from report_tables import (
@@ -75,10 +75,11 @@ latency = joined(
 )  # fmt: skip
 
 MATRIX = (
-    "mode", "precision", "compile", "backend", Column("runs", "What ran"), "mean_s", "std_s",
-    "median_s", "p95_s", "p99_s", "images_per_s", "frames_per_s", "stability", "peak_gib",
-    "load_s", "cold_start_s",
+    "mode", "precision", "compile", "backend", "runs", "mean_s", "std_s", "median_s", "p95_s",
+    "p99_s", "images_per_s", "frames_per_s", "stability", "peak_gib", "load_s", "cold_start_s",
+    Column("load_before", "System's load before"),
 )  # fmt: skip
+SETTINGS = {"unseen": "all views new", "gib": "budget in GiB", "repeats": "runs"}
 
 
 def matrix(results: Sequence[Result]) -> str:
@@ -91,9 +92,11 @@ def matrix(results: Sequence[Result]) -> str:
 
 
 def _setting(result: Result) -> str:
-    setting = result.data.get("setting", {})
-    named = {k: "x".join(map(str, v)) if k == "image" else v for k, v in setting.items()}
-    text = ", ".join(f"{k.replace('_', ' ')} {number(v)}" for k, v in named.items())
+    named = {**result.data.get("setting", {})}
+    if isinstance(named.get("image"), list):
+        named["image"] = "x".join(map(str, named["image"]))
+    words = ((SETTINGS.get(k, k.replace("_", " ")), number(v)) for k, v in named.items())
+    text = ", ".join(f"{name} {value}" for name, value in words)
     return f"* Setting: {text}.\n" if text else ""
 
 
@@ -102,69 +105,72 @@ def _summary(result: Result) -> str:
     lines = []
     if "success" in summary:
         lines.append("ran: {} of {}".format(*summary["success"]))
-    for key in ("by_mode", "by_precision"):
-        means = ", ".join(f"{name} {number(v)}" for name, v in summary.get(key, {}).items())
-        lines += [f"images/s {key.replace('_', ' ')}, mean: {means}"] if means else []
+    for key, means in summary.items():
+        if key.startswith("by_") and means:
+            listed = ", ".join(f"{name} {number(v)}" for name, v in means.items())
+            lines.append(f"mean images/s {key.replace('_', ' ')}: {listed}")
     for key in ("best", "slowest"):
         row = summary.get(key) or {}
-        names = ", ".join(
-            str(row[k]) for k in ("mode", "precision", "compile", "backend") if k in row
-        )
-        lines += [f"{key}: {names}, {number(row['images_per_s'])} images/s"] if names else []
-    return (
-        "".join(["\n", *(f"* {line[:1].upper()}{line[1:]}.\n" for line in lines)]) if lines else ""
-    )
+        names = ", ".join(str(row[k]) for k in MATRIX[:4] if k in row)
+        lines += [f"{key}: {names}: {number(row['images_per_s'])} images/s"] if names else []
+    text = "".join(f"* {line[:1].upper()}{line[1:]}.\n" for line in lines)
+    return f"\n{text}" if text else ""
 
 
 def _documents(result: Result) -> bool:
     """Whether a matrix has the setting of the published report."""
     setting = result.data.get("setting", {})
-    image = setting.get("image")
-    square = image in ([504, 504], "504x504")
+    square = setting.get("image") in ([504, 504], "504x504")
     return setting.get("model") == "da3-large" and setting.get("views") == 5 and square
 
 
 def _ours(result: Result) -> Iterator[Row]:
-    """Yields the best and the slowest row of a matrix."""
-    ran = sorted((r for r in result.rows if "images_per_s" in r), key=lambda r: r["images_per_s"])
+    """Yields the best and the slowest row of a matrix, and its means."""
     machine = result.machine
-    device = str(machine.get("device", "cpu"))
-    hardware = device if not device.startswith("cpu") else (
-        f"{machine.get('cpu', 'CPU')}, {machine.get('cores', '?')} cores"
-    )  # fmt: skip
-    kind = "cpu" if device.startswith("cpu") else "mps" if "mps" in device.lower() else "cuda"
+    name = str(machine.get("device", "cpu"))
+    kind = "cpu" if name.startswith("cpu") else "mps" if "mps" in name.lower() else "cuda"
+    host = f"{machine.get('cpu', 'CPU')}, {machine.get('cores', '?')} cores"
+    same = {"by": "ours", "device": kind, "hardware": host if kind == "cpu" else name}
+    ran = sorted((r for r in result.rows if "images_per_s" in r), key=lambda r: r["images_per_s"])
     for what, row in (("best", ran[-1:]), ("slowest", ran[:1])):
-        for found in row:
-            same = {"by": "ours", "what": what, "hardware": hardware, "device": kind}
-            yield {**same, **{k: v for k, v in found.items() if k not in same}}
+        yield from ({**found, **same, "what": what} for found in row)
+    for by in ("precision", "mode"):
+        for value, mean in result.data.get("summary", {}).get(f"by_{by}", {}).items():
+            yield {**same, "what": f"average by {by}", by: value, "images_per_s": mean}
 
 
 def _published(results: Sequence[Result], *keys: str) -> list[Row]:
-    """Returns rows of bench/published.json below a path of keys; none if it is not there."""
+    """Returns rows of bench/published.json below a path of keys; none if it is not there.
+
+    Numbers are texts as they were published, not rounded.
+    """
     for result in results:
         if result.name == "published.json":
             value = result.data
             for key in keys:
                 value = value.get(key, {})
-            return list(value)
+            return [
+                {k: f"{v:g}" if isinstance(v, float) else v for k, v in row.items()}
+                for row in value
+            ]
     return []
 
 
+DEVICES = ("cpu", "mps", "cuda")
+WHAT = ("best", "slowest", "average by precision", "average by mode")
+
+
 def devices(results: Sequence[Result]) -> str:
-    """Returns the published best and slowest rows of each device, with ours beside them."""
+    """Returns the published rows of each device, with ours of the same setting beside them."""
     ours = [r for r in results if r.name != "published.json" and _documents(r)]
-    rows = [
-        {"by": "published", **row}
-        for row in _published(results, "benchmark", "rows")
-        if row.get("what") in ("best", "slowest")
-    ]
+    rows = [{"by": "published", **row} for row in _published(results, "benchmark", "rows")]
     rows += [row for result in ours for row in _ours(result)]
-    rows.sort(key=lambda r: ("cpu", "mps", "cuda").index(r["device"]))
+    rows.sort(key=lambda r: (DEVICES.index(r["device"]), WHAT.index(r["what"]), r["by"]))
     if not rows:
         return UNRUN
     source = "".join(cited(r) for r in results if r.name == "published.json")
     columns = (
-        "device", Column("by", "Measured by"), "hardware", "what", "mode", "precision", "backend",
+        "device", "what", "mode", "precision", Column("by", "Measured by"), "hardware", "backend",
         Column("mean_s", "Seconds for the five images"), "images_per_s",
     )  # fmt: skip
     missing = "" if ours else "\nOur rows are unrun here.\n"
@@ -176,22 +182,39 @@ def published_images(results: Sequence[Result]) -> str:
     rows = _published(results, "one_image") + _published(results, "many_images")
     columns = (
         "model", "size", Column("views", "Images at once"), "hardware", "runtime", "images_per_s",
-        Column("ms_per_image", "ms per image"), "mb_per_image", "source",
+        Column("ms_per_image", "ms per image"), Column("mb_per_image", "MB per image"), "source",
     )  # fmt: skip
     return f"{cited(results[0])}\n{table(rows, columns)}"
 
 
 def published_memory(results: Sequence[Result]) -> str:
-    """Returns what others published of a hundred images on one card, and by number of images."""
+    """Returns what others published of memory: presets, by number of images, on one card."""
     card = _published(results, "memory", "rtx_3090_100_frames", "rows")
-    rows = [{"frames": 100, "hardware": "RTX 3090", **row} for row in card]
-    rows += _published(results, "memory", "rule_of_thumb")
+    rows = [
+        *(
+            {"what": f"preset {r.get('name')}", **r}
+            for r in _published(results, "memory", "presets")
+        ),
+        *({"what": "rule", **row} for row in _published(results, "memory", "rule_of_thumb")),
+        *({"what": "measured on an RTX 3090", "frames": 100, **row} for row in card),
+    ]
+    rows = [
+        {k: _span(v) if k in ("frames", "gb", "chunk") else v for k, v in r.items()} for r in rows
+    ]
     columns = (
-        Column("frames", "Images"), "model", Column("process_res", "Longer side"),
+        "what", "model", Column("frames", "Images"), Column("process_res", "Longer side"),
         Column("chunk", "Images at once"), Column("gb", "GB"), "seconds",
-        Column("quality_percent", "Quality, % (theirs)"), "hardware",
+        Column("quality_percent", "Quality, % (theirs)"),
     )  # fmt: skip
     return f"{cited(results[0])}\n{table(rows, columns)}"
+
+
+def _span(value: object) -> object:
+    """Returns a pair of numbers as a span; what has no end as "and more"."""
+    if not isinstance(value, list) or len(value) != 2:
+        return value[0] if isinstance(value, list) and value else value
+    low, high = value
+    return f"more than {low}" if high is None else f"{low} to {high}"
 
 
 windows = listing(
@@ -222,9 +245,17 @@ def windows_figure(results: Sequence[Result]) -> str:
 
 
 QUALITY = (
-    "model", Column("size", "Image"), "views", "precision", "backend", "frames_per_s", "peak_gib",
-    Column("absrel", "AbsRel"), Column("ate_m", "ATE, m"), Column("way_m", "Way, m"),
+    "model", Column("process_res", "Longer side"), Column("size", "Image"), "views", "precision",
+    "backend", "frames_per_s", "peak_gib", "planned_gib", "abs_rel",
+    Column("abs_rel_refined", "Refined"), Column("way_m", "Way, m"), Column("ate_m", "ATE, m"),
+    Column("ate_refined_m", "Refined"),
 )  # fmt: skip
+# Titles, and the errors and what they are shares of.
+ERRORS = (
+    ("AbsRel of depth, %", "abs_rel", ""),
+    ("ATE over the way, %", "ate_m", "way_m"),
+    ("ATE over the way with refinement, %", "ate_refined_m", "way_m"),
+)
 
 
 def quality(results: Sequence[Result]) -> str:
@@ -234,22 +265,58 @@ def quality(results: Sequence[Result]) -> str:
 
 
 def quality_plot(results: Sequence[Result]) -> str:
-    """Returns the error of depth and the error of the way against new frames/s as SVG."""
+    """Returns errors of depth and of the way against new frames/s as SVG."""
     rows = [row for result in results for row in result.rows if "frames_per_s" in row]
-    kinds = {f"{row['model']}, {row['precision']}, {row['backend']}": None for row in rows}
+    kinds: dict[str, list[Row]] = {}
+    for row in rows:
+        kinds.setdefault(f"{row['model']}, {row['precision']}, {row['backend']}", []).append(row)
+    usual = max((row["views"] for row in rows), key=[row["views"] for row in rows].count)
+    x = Axis("new frames per second of the network")
     panels = []
-    errors: tuple[tuple[str, Callable[[Row], float]], ...] = (
-        ("AbsRel of depth", lambda row: row["absrel"]),
-        ("ATE over the way, %", lambda row: 100 * row["ate_m"] / row["way_m"]),
-    )
-    for title, error in errors:
+    for title, error, over in ERRORS:
         series = []
-        for kind in kinds:
-            own = [r for r in rows if f"{r['model']}, {r['precision']}, {r['backend']}" == kind]
-            points = [(row["frames_per_s"], error(row)) for row in own]
-            series.append(Series(kind, points, [row["size"] for row in own], line=False))
-        panels.append(Panel(Axis("new frames per second"), Axis(title, log=False), series))
+        for kind, all_own in kinds.items():
+            own = [row for row in all_own if error in row]
+            points = [(r["frames_per_s"], 100 * r[error] / (r[over] if over else 1)) for r in own]
+            series.append(Series(kind, points, [_named(row, usual) for row in own], line=False))
+        if any(s.points for s in series):
+            panels.append(Panel(x, Axis(title, log=False), series))
     return picture(panels, "Speed against accuracy")
+
+
+def _named(row: Row, usual: int) -> str:
+    return row["size"] if row["views"] == usual else f"{row['size']}, {row['views']} views"
+
+
+node = listing(
+    "model", Column("process_res", "Longer side"), "backend",
+    Column("extras", "Beside the network"), Column("rate_hz", "Camera, Hz"), "windows_per_s",
+    Column("latency_median_s", "Stamp to publication, ms: median", 1e3),
+    Column("latency_p95_s", "95 %", 1e3), Column("wait_s", "Of these (medians): waiting", 1e3),
+    Column("network_s", "Network", 1e3), Column("refinement_s", "Refinement", 1e3),
+    Column("window_s", "Whole window", 1e3), Column("publish_s", "Messages", 1e3),
+)  # fmt: skip
+attention = listing(
+    "model", Column("size", "Window"), "precision", "what", "kernel", "median_ms",
+    Column("times_chosen", "Times that of the chosen one"), "tflops",
+    Column("error", "Largest error"), "peak_mib",
+)  # fmt: skip
+pieces = listing(
+    "model", Column("size", "Window"), "precision", Column("pieces", "In pieces"), "median_s",
+    Column("overhead", "Overhead, %", 100.0), Column("difference", "Difference of depth"),
+    "peak_mib",
+)  # fmt: skip
+loading = listing(
+    "model", "precision", Column("state", "Read from"), Column("gb", "File, GB"), "build_s",
+    "read_s", "convert_s", "move_s", Column("sum_s", "Together, s"),
+    Column("session_s", "Opening a session, s"), "read_gb_per_s",
+)  # fmt: skip
+yardstick = listing(
+    "model", "image", "variant", "median_ms", "p95_ms",
+    Column("times_the_first", "Times the first"), "load_s", "peak_mib",
+    Column("seconds_for_1000", "Seconds for 1,000 images"), "extrapolated",
+    Column("alone", "Not measured, because"),
+)  # fmt: skip
 
 
 def shares(results: Sequence[Result]) -> str:

@@ -39,6 +39,7 @@ class Axis:
         """Returns the first and the last tick around values."""
         low, high = min(values), max(values)
         if not self.log:
+            high *= 1.05  # the topmost points have room for their labels
             step = _round_up(high / 5 or 1.0)
             return 0.0, step * max(1, math.ceil(high / step - 1e-9))
         if low <= 0:
@@ -128,7 +129,8 @@ def _drawn(
         )
     parts += [_dot(x, y, color) for x, y in places]
     for (x, y), label in zip(places, series.labels, strict=False):
-        parts.append(_text(x + 6, y - 6, label))
+        inside = x < 0.8 * WIDTH
+        parts.append(_text(x + 6 if inside else x - 6, y - 6, label, "start" if inside else "end"))
     return parts
 
 

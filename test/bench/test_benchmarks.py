@@ -390,3 +390,15 @@ def test_range_sensors_in_a_room(tmp_path, table):
     else:
         assert [row["sensor"] for row in report["rows"]] == ["lidar", "rain", "beam"]
         assert abs(report["rows"][0]["way_error"]) < 0.3
+
+
+def test_plans_for_a_gpu_that_is_not_here(tmp_path):
+    report, _ = run(
+        "bench_plan.py", "--models", "da3-small", "--gibs", "0.5", "2", "--views", "8",
+        tmp_path=tmp_path,
+    )  # fmt: skip
+    small, many_small, usual, _ = report["rows"]
+    assert small["refused"].startswith("da3-small does not fit into 0.50 GiB")
+    assert many_small["views"] == many_small["new"] == 300
+    assert usual["runs"] == "8 x 504x378 bfloat16"
+    assert 1 < usual["predicted_gib"] < 2

@@ -106,11 +106,14 @@ PUBLISHED = {
         "rows": [
             {"what": "best", "device": "cuda", "hardware": "not named", "images_per_s": 8.14},
             {"what": "best", "device": "cpu", "hardware": "12 cores", "images_per_s": 0.54},
-            {"what": "average by mode", "device": "cpu", "images_per_s": 0.5},
         ]
     },
-    "one_image": [{"model": "da3-small", "size": "518x518", "ms_per_image": 25.0}],
-    "memory": {"rtx_3090_100_frames": {"rows": [{"model": "da3-giant", "gb": 16.2}]}},
+    "one_image": [{"model": "da3-small", "size": "518x518", "ms_per_image": 25.25}],
+    "memory": {
+        "presets": [{"name": "Balanced", "model": "da3-large", "frames": [10, 20], "gb": [6, 8]}],
+        "rule_of_thumb": [{"frames": [200, None], "model": ["da3-base", "da3-large"]}],
+        "rtx_3090_100_frames": {"rows": [{"model": "da3-giant", "gb": 16.2}]},
+    },
 }
 
 
@@ -127,20 +130,22 @@ def test_a_matrix_names_its_machine_its_setting_and_what_did_not_run(clone):
     )
     assert re.search(r"^\| max \| float16 \| on \|.*\| no / kernel \|$", page, re.M)
     assert "* Ran: 2 of 3." in page
-    assert "* Images/s by mode, mean: balanced 0.350." in page
-    assert "* Best: balanced, bfloat16, off, torch, 0.500 images/s." in page
+    assert "* Mean images/s by mode: balanced 0.350." in page
+    assert "* Best: balanced, bfloat16, off, torch: 0.500 images/s." in page
 
 
 def test_ours_stand_beside_the_published_rows_of_the_same_setting_only(clone):
     other = matrix_rows(model="da3-small")
     root = clone("devices", published=PUBLISHED, matrix__a=matrix_rows(), matrix__b=other)
     page = page_of(root)
-    rows = re.findall(r"^\| (cpu|cuda) \| (\w+) \| (.+?) \| (\w+) .*\| ([\d.]+) \|$", page, re.M)
-    assert rows == [
-        ("cpu", "published", "12 cores", "best", "0.540"),
-        ("cpu", "ours", "A processor, 12 cores", "best", "0.500"),
-        ("cpu", "ours", "A processor, 12 cores", "slowest", "0.200"),
-        ("cuda", "published", "not named", "best", "8.14"),
+    lines = re.findall(r"^\| ((?:cpu|cuda) .*) \|$", page, re.M)
+    assert [[cells[k] for k in (0, 1, 4, 5, -1)] for cells in (x.split(" | ") for x in lines)] == [
+        ["cpu", "best", "ours", "A processor, 12 cores", "0.500"],
+        ["cpu", "best", "published", "12 cores", "0.54"],
+        ["cpu", "slowest", "ours", "A processor, 12 cores", "0.200"],
+        ["cpu", "average by precision", "ours", "A processor, 12 cores", "0.200"],
+        ["cpu", "average by mode", "ours", "A processor, 12 cores", "0.350"],
+        ["cuda", "best", "published", "not named", "8.14"],
     ]
     assert "matrix-a.json" in page
     assert "matrix-b.json" not in page
@@ -149,18 +154,28 @@ def test_ours_stand_beside_the_published_rows_of_the_same_setting_only(clone):
 def test_published_figures_say_that_they_are_not_ours(clone):
     page = page_of(clone("published-images", "published-memory", published=PUBLISHED))
     assert page.count("([published.json](../bench/published.json)): not measured here.") == 2
-    assert "| da3-small | 518x518 | 25.0 |" in page
-    assert "| 100 | da3-giant | 16.2 | RTX 3090 |" in page
+    assert "| da3-small | 518x518 | 25.25 |" in page
+    assert "| preset Balanced | da3-large | 10 to 20 | 6 to 8 |" in page
+    assert "| rule | da3-base, da3-large | more than 200 |  |" in page
+    assert "| measured on an RTX 3090 | da3-giant | 100 | 16.2 |" in page
 
 
 QUALITY = {
     "machine": MACHINE,
     "command": "python bench/bench_quality.py",
     "rows": [
-        {"model": "da3-tiny", "process_res": 252, "size": "252x189", "views": 8, "precision": kind,
-         "backend": "openvino", "frames_per_s": rate, "peak_gib": 0.1, "absrel": 0.08,
-         "ate_m": 0.02, "way_m": 4.0}
-        for kind, rate in (("float32", 4.0), ("bfloat16", 10.0))
+        *(
+            {"model": "da3-tiny", "process_res": 252, "size": "252x189", "views": views,
+             "precision": kind, "backend": "openvino", "frames_per_s": rate, "peak_gib": 0.1,
+             "abs_rel": 0.08, "abs_rel_refined": 0.05, "way_m": 4.0, "ate_m": 0.02,
+             "ate_refined_m": 0.01}
+            for kind, rate, views in (
+                ("float32", 4.0, 8), ("bfloat16", 10.0, 8), ("float32", 5.0, 4)
+            )
+        ),
+        {"model": "da3-large", "process_res": 252, "size": "252x189", "views": 8,
+         "precision": "bfloat16", "backend": "torch", "planned_gib": 2.0},
+        {"process_res": 504, "precision": "off", "refused": "nothing fits"},
     ],
 }  # fmt: skip
 
@@ -169,10 +184,16 @@ def test_speed_against_accuracy_is_a_plot_and_a_table(clone):
     root = clone("quality", quality=QUALITY)
     page = page_of(root)
     assert "![Speed against accuracy](images/speed_accuracy.svg)" in page
-    assert "| da3-tiny | 252x189 | 8 | float32 | openvino | 4.00 |" in page
+    assert (
+        "| da3-tiny | 252 | 252x189 | 8 | float32 | openvino | 4.00 | 0.100 |  | 0.0800 |" in page
+    )
+    assert "|  | 504 |  |  | off |" in page
+    assert "| nothing fits |" in page
     plot = (root / "docs" / "images" / "speed_accuracy.svg").read_text()
-    assert plot.count(">252x189</text>") == 4  # two points in each of two panels
+    assert plot.count(">252x189</text>") == 6  # two points in each of three panels
+    assert plot.count(">252x189, 4 views</text>") == 3
     assert ">da3-tiny, bfloat16, openvino</text>" in plot
+    assert "da3-large" not in plot
     assert ">ATE over the way, %</text>" in plot
 
 
@@ -185,15 +206,44 @@ def test_a_plot_whose_results_are_gone_goes_too(clone):
     assert not (root / "docs" / "images" / "speed_accuracy.svg").exists()
 
 
-@pytest.mark.parametrize("name", ["pieces", "loading", "node", "frames100", "attention"])
-def test_a_new_kind_of_result_becomes_a_table_by_the_names_of_its_values(clone, name):
-    rows = [{"model": "da3-small", "read_gb_per_s": 1.5, "peak_gib": 0.1234, "p95_ms": 1234.5}]
-    root = clone(
-        name, **{name: {"machine": MACHINE, "command": "python bench/x.py", "rows": rows}}
-    )
-    page = page_of(root)
-    assert "| Model | Read, GB/s | Peak, GiB | 95 %, ms |" in page
-    assert "| da3-small | 1.50 | 0.123 | 1234 |" in page
+ROWS = {
+    "pieces": (
+        {"model": "da3-small", "pieces": "head 1", "median_s": 0.5, "overhead": 0.071},
+        "| Model | In pieces | Median, s | Overhead, % |", "| da3-small | head 1 | 0.500 | 7.10 |",
+    ),
+    "loading": (
+        {"model": "da3-small", "state": "cold", "gb": 0.1, "read_s": 0.2, "read_gb_per_s": 0.5},
+        "| Model | Read from | File, GB | Read, s | Read, GB/s |",
+        "| da3-small | cold | 0.100 | 0.200 | 0.500 |",
+    ),
+    "yardstick": (
+        {"model": "small", "variant": "ours", "median_ms": 160.0, "extrapolated": True},
+        "| Model | Variant | Median, ms | Extrapolated |", "| small | ours | 160 | yes |",
+    ),
+    "attention": (
+        {"what": "network", "kernel": "math", "median_ms": 10.5, "times_chosen": 2.1},
+        "| What | Kernel | Median, ms | Times that of the chosen one |",
+        "| network | math | 10.5 | 2.10 |",
+    ),
+    "node": (
+        {"model": "da3-tiny", "rate_hz": 30.0, "windows_per_s": 9.5, "latency_median_s": 0.0851},
+        "| Model | Camera, Hz | Windows/s | Stamp to publication, ms: median |",
+        "| da3-tiny | 30.0 | 9.50 | 85.1 |",
+    ),
+    "frames100": (  # of no known kind: by the names of its values
+        {"model": "da3-small", "read_gb_per_s": 1.5, "peak_gib": 0.1234, "p95_ms": 1234.5},
+        "| Model | Read, GB/s | Peak, GiB | 95 %, ms |", "| da3-small | 1.50 | 0.123 | 1234 |",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_new_file_becomes_a_table(clone, name):
+    row, head, line = ROWS[name]
+    data = {"machine": MACHINE, "command": "python bench/x.py", "rows": [row]}
+    page = page_of(clone(name, **{name: data}))
+    assert head in page
+    assert line in page
 
 
 def test_a_result_without_rows_is_a_table_of_its_names(clone):
@@ -207,7 +257,7 @@ def test_a_result_without_rows_is_a_table_of_its_names(clone):
 
 
 def test_a_check_writes_nothing_and_names_what_differs(clone, capsys):
-    root = clone("pieces", "loading", pieces={"rows": [{"head_frames": 1, "median_s": 0.5}]})
+    root = clone("pieces", "loading", pieces={"rows": [{"pieces": "head 1", "median_s": 0.5}]})
     before = (root / "docs" / "page.md").read_text()
     assert report.main(["--check"], root) == 1
     assert capsys.readouterr().out == "differs: pieces\ndiffers: loading\n"
@@ -236,8 +286,12 @@ def test_a_value_stands_within_a_line(clone, monkeypatch):
 BROKEN = {
     "an unknown name": ("pices", {}, "no entry is called 'pices'"),
     "no JSON": ("pieces", {"pieces": "{"}, "pieces.json: "),
-    "no number": ("pieces", {"pieces": {"rows": [{"a_s": float("nan")}]}}, "nan is no number"),
-    "another schema": ("shares", {"cpu__shares": {"rows": [{"model": "x"}]}}, "shares, of cpu-sh"),
+    "no number": (
+        "pieces",
+        {"pieces": {"rows": [{"median_s": float("nan")}]}},
+        "nan is no number",
+    ),
+    "another kind": ("shares", {"cpu__shares": {"rows": [{"model": "x"}]}}, "shares, of cpu-sh"),
     "no rows": ("pieces", {"pieces": {"rows": []}}, "no row has one of"),
 }
 
