@@ -80,6 +80,7 @@ NOTES = {
     ),
 }  # fmt: skip
 
+MATRIX_FILES = ("matrix*.json", "*-matrix*.json")
 WINDOW_FILES = ("*windows*.json", "*many-*.json")
 
 
@@ -186,8 +187,9 @@ def facts(results: Sequence[Result]) -> str:
         names = re.findall(r"{([\w-]+)}", sentence)
         if all(VALUES[name].file in there for name in names):
             values = {name: VALUES[name].of(results) for name in names}
-            lines.append(f"* {sentence.format(**values)}\n")
-    return "".join(lines)
+            lines.append(sentence.format(**values))
+    lines += [performance.documents_fact(results), performance.quality_fact(results)]
+    return "".join(f"* {line}\n" for line in lines if line)
 
 
 # The registry
@@ -215,7 +217,9 @@ def _value_entries() -> dict[str, Entry]:
 PUBLISHED = "published.json"  # lies beside this script: nothing of it was measured here
 ENTRIES: dict[str, Entry] = {
     **_value_entries(),
-    "in-short": Entry(tuple(sorted({v.file for v in VALUES.values()})), facts),
+    "in-short": Entry(
+        (*sorted({v.file for v in VALUES.values()}), "quality.json", *MATRIX_FILES), facts
+    ),
     # docs/performance.md
     "quality": Entry(
         ("quality.json",), performance.quality, "speed_accuracy.svg", performance.quality_plot
@@ -227,8 +231,8 @@ ENTRIES: dict[str, Entry] = {
     "network-gpu": Entry(
         ("gpu-network-*.json", "gpu-compiled-*.json"), performance.network_table("ms", 1e3)
     ),
-    "matrix": Entry(("matrix*.json", "*-matrix*.json"), performance.matrix),
-    "devices": Entry((PUBLISHED, "matrix*.json", "*-matrix*.json"), performance.devices),
+    "matrix": Entry(MATRIX_FILES, performance.matrix),
+    "devices": Entry((PUBLISHED, *MATRIX_FILES), performance.devices),
     "published-images": Entry((PUBLISHED,), performance.published_images),
     "published-memory": Entry((PUBLISHED,), performance.published_memory),
     "windows-plot": Entry(

@@ -117,8 +117,8 @@ def _summary(result: Result) -> str:
     return f"\n{text}" if text else ""
 
 
-def _documents(result: Result) -> bool:
-    """Whether a matrix has the setting of the published report."""
+def documents(result: Result) -> bool:
+    """Returns whether a matrix has the setting of the published report."""
     setting = result.data.get("setting", {})
     square = setting.get("image") in ([504, 504], "504x504")
     return setting.get("model") == "da3-large" and setting.get("views") == 5 and square
@@ -162,7 +162,7 @@ WHAT = ("best", "slowest", "average by precision", "average by mode")
 
 def devices(results: Sequence[Result]) -> str:
     """Returns the published rows of each device, with ours of the same setting beside them."""
-    ours = [r for r in results if r.name != "published.json" and _documents(r)]
+    ours = [r for r in results if r.name != "published.json" and documents(r)]
     rows = [{"by": "published", **row} for row in _published(results, "benchmark", "rows")]
     rows += [row for result in ours for row in _ours(result)]
     rows.sort(key=lambda r: (DEVICES.index(r["device"]), WHAT.index(r["what"]), r["by"]))
@@ -175,6 +175,46 @@ def devices(results: Sequence[Result]) -> str:
     )  # fmt: skip
     missing = "" if ours else "\nOur rows are unrun here.\n"
     return f"{source}{provenance(ours)}\n{table(rows, columns)}{missing}"
+
+
+def documents_fact(results: Sequence[Result]) -> str:
+    """Returns a sentence on our best row of the published setting; empty if there is none."""
+    ours = [row for r in results if documents(r) for row in _ours(r) if row["what"] == "best"]
+    if not ours:
+        return ""
+    best = max(ours, key=lambda row: row["images_per_s"])
+    names = ", ".join(str(best[k]) for k in ("backend", "precision", "mode") if k in best)
+    return (
+        f"**Five images of 504x504 with da3-large**, all new, the setting of a published report: "
+        f"{number(best['images_per_s'])} images/s ({names}) on {best['hardware']}. "
+        "What others measured stands beside it ([table](#beside-published-figures))."
+    )
+
+
+def quality_fact(results: Sequence[Result]) -> str:
+    """Returns a sentence on the fastest and the most exact setting; empty if there is none."""
+    rows = [
+        row
+        for r in results
+        if r.name == "quality.json"
+        for row in r.rows
+        if {"frames_per_s", "abs_rel"} <= row.keys()
+    ]
+    if not rows:
+        return ""
+    fastest = max(rows, key=lambda row: row["frames_per_s"])
+    exact = min(rows, key=lambda row: row["abs_rel"])
+    return (
+        f"**Speed against accuracy**: da3-tiny at {fastest['size']} processes "
+        f"{_rate_and_error(fastest)}, at {exact['size']} {_rate_and_error(exact)} "
+        "([plot](#speed-against-accuracy))."
+    )
+
+
+def _rate_and_error(row: Row) -> str:
+    kind = f"{row['backend']}, {row['precision']}"
+    error = number(100 * row["abs_rel"], 2)
+    return f"{number(row['frames_per_s'])} new frames/s ({kind}) with an AbsRel of {error} %"
 
 
 def published_images(results: Sequence[Result]) -> str:

@@ -151,6 +151,14 @@ def test_ours_stand_beside_the_published_rows_of_the_same_setting_only(clone):
     assert "matrix-b.json" not in page
 
 
+def test_the_list_at_the_top_has_the_published_setting_and_accuracy_once_they_are_there(clone):
+    page = page_of(clone("in-short", matrix__a=matrix_rows(), quality=QUALITY))
+    first, second = re.findall(r"^\* (.*)$", page, re.M)
+    assert "0.500 images/s (torch, bfloat16, balanced) on A processor, 12 cores." in first
+    assert "da3-tiny at 252x189 processes 10.0 new frames/s (openvino, bfloat16)" in second
+    assert "with an AbsRel of 8.0 %" in second
+
+
 def test_published_figures_say_that_they_are_not_ours(clone):
     page = page_of(clone("published-images", "published-memory", published=PUBLISHED))
     assert page.count("([published.json](../bench/published.json)): not measured here.") == 2
