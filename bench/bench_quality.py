@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Quality beside memory and speed, by image size, window, precision and backend.
+"""Quality beside memory and speed, by image size, backend, precision and window.
 
     python bench/bench_quality.py --out bench/results/quality.json
     python bench/bench_quality.py --sizes 224 --precisions off --backends torch --rooms 1
@@ -35,7 +35,7 @@ from da3_ros.synthetic import Pace, SyntheticCamera
 from da3_ros.synthetic.evaluation import FramePair, depth_errors, trajectory_error
 from da3_ros.types import Frame
 
-FIRST_ROOM, RATE_HZ, FRAMES, SIZE = 104, 6.0, 48, (504, 378)
+FIRST_ROOM, RATE_HZ, FRAMES, SIZE = 104, 6.0, 36, (504, 378)
 PACE = Pace(RATE_HZ, 0.3, 15.0)
 WALKS = ("loop", "handheld", "straight")
 WINDOWS = 12  # timed
@@ -128,16 +128,16 @@ def spawned(options: argparse.Namespace, **changes: Any) -> dict[str, Any]:
 
 
 def settings(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Returns what each row changes: all sizes, precisions and backends, then windows."""
-    usual = options.views
+    """Returns what each row changes: sizes, then precisions and windows at the middle size."""
+    usual, backends = options.views, options.backends
+    middle = options.sizes[len(options.sizes) // 2]
+    first, *others = options.precisions
+    base = {"precision": first, "backend": backends[-1]}
+    shapes = [(res, first) for res in options.sizes] + [(middle, p) for p in others]
     found = [
         {"process_res": res, "precision": precision, "backend": backend, "views": usual}
-        for res, precision, backend in itertools.product(
-            options.sizes, options.precisions, options.backends
-        )
+        for (res, precision), backend in itertools.product(shapes, backends)
     ]
-    base = {"precision": options.precisions[-1], "backend": options.backends[-1]}
-    middle = options.sizes[len(options.sizes) // 2]
     found += [{"process_res": middle, "views": n, **base} for n in options.windows if n != usual]
     found += [
         {"model": model, "process_res": res, "views": usual, **base}
@@ -154,7 +154,7 @@ def main() -> None:
     parser.add_argument("--model", default=SHIPS)
     parser.add_argument("--others", nargs="*", default=OTHERS)
     parser.add_argument("--sizes", nargs="+", type=int, default=[112, 168, 224, 336, 504])
-    parser.add_argument("--precisions", nargs="+", default=["off", "bfloat16"])
+    parser.add_argument("--precisions", nargs="+", default=["auto", "off", "bfloat16", "int8"])
     parser.add_argument("--backends", nargs="+", default=["torch", "openvino"])
     parser.add_argument("--windows", nargs="*", type=int, default=[4, 16])
     parser.add_argument("--process-res", type=int, default=224)
@@ -162,7 +162,7 @@ def main() -> None:
     parser.add_argument("--precision", default="off")
     parser.add_argument("--backend", default="torch")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--rooms", type=int, default=3)
+    parser.add_argument("--rooms", type=int, default=2)
     parser.add_argument("--frames", type=int, default=FRAMES)
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help="write JSON")
