@@ -363,7 +363,8 @@ class Report:
 
     def wanted(self) -> tuple[dict[Path, str | None], list[str]]:
         """Returns the files that differ with their texts, and the names of what differs."""
-        files, names = {}, []
+        files: dict[Path, str | None] = {}
+        names: list[str] = []
         for path in self.pages():
             old = path.read_text()
             try:
