@@ -345,7 +345,7 @@ def main() -> int:
     options = parser.parse_args()
     options.size = (280, 210)
     if options.quick:
-        options.seeds, options.walks, options.frames = [3], ["loop"], 8
+        options.seeds, options.walks, options.frames = [3], ["loop"], 24
         options.process_res, options.size = 112, (112, 84)
     one_thread()
     logging.getLogger(range_source.__name__).setLevel(logging.ERROR)
