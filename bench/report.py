@@ -239,7 +239,7 @@ ENTRIES: dict[str, Entry] = {
         WINDOW_FILES, performance.windows_figure, "windows.svg", performance.windows_plot
     ),
     "windows": Entry(WINDOW_FILES, performance.windows),
-    "frames100": Entry(("frames100*.json",), listing()),
+    "frames100": Entry(("*frames100*.json",), performance.chunks),
     "shares": Entry(("*-shares.json",), performance.shares),
     "attention": Entry(("*attention*.json",), performance.attention),
     "precision": Entry(("*-precision.json",), performance.precision),
@@ -248,8 +248,10 @@ ENTRIES: dict[str, Entry] = {
     "loading": Entry(("*loading*.json",), performance.loading),
     "refinement-cost": Entry(("refinement-cost.json",), performance.refinement_cost),
     "stages": Entry(
-        ("*stages*.json",), listing(Column("name", "Stage"), Column("value", "ms, median"))
+        ("stages.json",), listing(Column("name", "Stage"), Column("value", "ms, median"))
     ),
+    "window-stages": Entry(("*window-stages.json",), performance.window_stages),
+    "postprocessing": Entry(("*postprocessing.json",), performance.postprocessing),
     "overlap": Entry(("overlap.json", "gpu-overlap.json"), performance.overlap),
     "viewer": Entry(("viewer.json",), performance.viewer),
     "plan": Entry(("plan-cuda.json",), performance.plan),

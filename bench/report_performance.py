@@ -336,6 +336,28 @@ node = listing(
     Column("network_s", "Network", 1e3), Column("refinement_s", "Refinement", 1e3),
     Column("window_s", "Whole window", 1e3), Column("publish_s", "Messages", 1e3),
 )  # fmt: skip
+window_stages = listing(
+    "model", Column("process_res", "Longer side"), "backend", "precision", "stage",
+    Column("ms", "ms per window"), Column("mib", "Memory, MiB"),
+    Column("load_s", "Opening the session, s"),
+)  # fmt: skip
+postprocessing = listing(
+    "variant", "rooms", "abs_rel", Column("abs_rel_edges", "AbsRel at edges"), "rotation_deg",
+    Column("place_percent", "Place, % of the way"), Column("times", "Times the plain window"),
+    Column("rooms_better", "Rooms with better depth"),
+)  # fmt: skip
+_chunks = listing(
+    "method", Column("seconds", "Seconds of all"), "frames_per_s", "peak_gib", "abs_rel",
+    Column("abs_rel_own", "With a scale for each window"), Column("posed", "Share with a pose"),
+    Column("ate_m", "ATE, m"),
+)  # fmt: skip
+
+
+def chunks(results: Sequence[Result]) -> str:
+    """Returns a table of all frames at once, in chunks and in our windows for each file."""
+    return "\n".join(_setting(result) + _chunks([result]) for result in results)
+
+
 attention = listing(
     "model", Column("size", "Window"), "precision", "what", "kernel", "median_ms",
     Column("times_chosen", "Times that of the chosen one"), "tflops",
