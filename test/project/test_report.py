@@ -238,11 +238,26 @@ ROWS = {
         "| Model | Camera, Hz | Windows/s | Stamp to publication, ms: median |",
         "| da3-tiny | 30.0 | 9.50 | 85.1 |",
     ),
-    "frames100": (  # of no known kind: by the names of its values
-        {"model": "da3-small", "read_gb_per_s": 1.5, "peak_gib": 0.1234, "p95_ms": 1234.5},
-        "| Model | Read, GB/s | Peak, GiB | 95 %, ms |", "| da3-small | 1.50 | 0.123 | 1234 |",
+    "frames100": (
+        {"method": "chunks of 8", "seconds": 12.5, "peak_gib": 0.1234, "ate_m": None},
+        "| Method | Seconds of all | Peak, GiB |", "| chunks of 8 | 12.5 | 0.123 |",
+    ),
+    "window-stages": (
+        {"model": "da3-small", "stage": "head", "ms": 50.25, "mib": 12.5},
+        "| Model | Stage | ms per window | Memory, MiB |", "| da3-small | head | 50.2 | 12.5 |",
+    ),
+    "postprocessing": (
+        {"variant": "flips", "abs_rel": 0.0886, "times": 1.98},
+        "| Variant | AbsRel | Times the plain window |", "| flips | 0.0886 | 1.98 |",
     ),
 }  # fmt: skip
+
+
+def test_columns_of_a_file_of_no_known_kind_are_named_by_its_keys():
+    rows = [{"model": "da3-small", "read_gb_per_s": 1.5, "peak_gib": 0.1234, "p95_ms": 1234.5}]
+    head, _, line = table(rows).splitlines()
+    assert head == "| Model | Read, GB/s | Peak, GiB | 95 %, ms |"
+    assert line == "| da3-small | 1.50 | 0.123 | 1234 |"
 
 
 @pytest.mark.parametrize("name", ROWS)
