@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import platform
@@ -29,8 +30,19 @@ def machine(device: str) -> dict[str, Any]:
         "load": round(os.getloadavg()[0], 2),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
+        "openvino": version("openvino"),
+        "python": platform.python_version(),
+        "os": f"{platform.system()} {platform.release()}",
         "commit": commit,
     }
+
+
+def version(package: str) -> str | None:
+    """Returns the version of an installed package; None: it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def processor(cpuinfo: str = "/proc/cpuinfo") -> str:

@@ -1,0 +1,130 @@
+"""The matrix of modes and precisions: its rows are kept, told apart and summed up."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import session_row
+from matrix import Matrix, MatrixError, summary
+from session_row import RowSetting, percentile, spread
+from support import programs
+
+ROOT = Path(__file__).parents[2]
+KEYS = [("balanced", "off", "off", "torch"), ("max", "off", "off", "torch")]
+TINY = RowSetting("da3-tiny", "cpu", image=(84, 56), process_res=84, views=3, warm_up=1, repeats=2)
+
+
+def row(mode, precision, images_per_s, stability=0.0):
+    return {
+        "mode": mode, "precision": precision, "compile": "off", "backend": "torch",
+        "mean_s": 1 / images_per_s, "std_s": 0.0, "images_per_s": images_per_s,
+        "stability": stability,
+    }  # fmt: skip
+
+
+def test_the_summary_counts_refused_rows_and_averages_the_others():
+    refused = {"mode": "max", "precision": "int8", "compile": "off", "backend": "torch"}
+    rows = [
+        row("minimal", "off", 1.0), row("max", "off", 3.0, 0.5), row("max", "bfloat16", 5.0),
+        refused | {"refused": "no"},
+    ]  # fmt: skip
+    found = summary(rows)
+    assert found["success"] == [3, 4]
+    assert found["by_mode"] == {"minimal": 1.0, "max": 4.0}
+    assert found["by_precision"] == {"off": 2.0, "bfloat16": 5.0}
+    assert found["best"]["precision"] == "bfloat16"
+    assert found["slowest"]["mode"] == "minimal"
+    assert found["largest_stability"] == 0.5
+    assert summary([refused | {"refused": "no"}])["best"] is None
+
+
+def test_stability_is_the_largest_difference_over_the_median_depth():
+    first = np.array([[2.0, 2.0], [4.0, np.nan]])
+    other = np.array([[2.0, 1.0], [4.0, np.nan]])
+    assert spread(iter([first, first, other, first])) == 0.5
+    assert spread(iter([first, first.copy()])) == 0.0
+
+
+def test_percentiles_need_enough_runs():
+    assert percentile([1.0] * 19, 95) is None
+    assert percentile([float(n) for n in range(101)], 95) == pytest.approx(95)
+    assert percentile([1.0] * 99, 99) is None
+
+
+def written(tmp_path, monkeypatch, setting=TINY):
+    """A matrix with its first row measured, whose result is given."""
+    monkeypatch.setattr("matrix.run", lambda *_: row("", "", 2.0) | {"runs": "here"})
+    matrix = Matrix(setting, KEYS, tmp_path / "rows.json")
+    matrix.measure(matrix.missing()[0], None)
+    return matrix
+
+
+def test_rows_that_are_there_are_not_measured_again(tmp_path, monkeypatch):
+    written(tmp_path, monkeypatch)
+    again = Matrix(TINY, KEYS, tmp_path / "rows.json")
+    again.keep_earlier()
+    assert [key["mode"] for key in again.missing()] == ["max"]
+    again.measure(again.missing()[0], None)
+    report = json.loads((tmp_path / "rows.json").read_text())
+    assert [found["mode"] for found in report["rows"]] == ["balanced", "max"]
+    assert report["summary"]["success"] == [2, 2]
+    assert report["setting"]["image"] == "84x56"
+    assert {"load_before", "load_after", "commit"} <= set(report["rows"][0])
+    assert {"openvino", "python", "os"} <= set(report["machine"])
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [(("setting", "views"), "setting (views differ"), (("machine", "cpu"), "machine (cpu differ")],
+)
+def test_rows_of_something_else_are_refused(tmp_path, monkeypatch, change, named):
+    written(tmp_path, monkeypatch)
+    file = tmp_path / "rows.json"
+    report = json.loads(file.read_text())
+    report[change[0]][change[1]] = "other"
+    file.write_text(json.dumps(report))
+    with pytest.raises(MatrixError, match="--again") as raised:
+        Matrix(TINY, KEYS, file).keep_earlier()
+    assert named in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"rows": []}'])
+def test_a_file_of_another_kind_is_left_alone(tmp_path, text):
+    file = tmp_path / "rows.json"
+    file.write_text(text)
+    with pytest.raises(MatrixError, match="another name"):
+        Matrix(TINY, KEYS, file).keep_earlier()
+    assert file.read_text() == text
+
+
+@pytest.mark.process
+def test_a_row_that_takes_too_long_says_so():
+    assert session_row.run(TINY, timeout=0.01)["refused"] == "timed out after 0.01 s"
+
+
+@pytest.mark.process
+@pytest.mark.long
+def test_a_matrix_is_measured_in_two_runs(tmp_path):
+    """Resumed; in the published setting, but small; with rows that cannot run."""
+    out = tmp_path / "matrix.json"
+    words = (
+        "--models", "da3-tiny", "--documents", "--image", "84x56", "--device", "cpu", "--modes",
+        "balanced", "--precisions", "off", "int8", "--compiles", "off", "on", "--backends",
+        "torch", "openvino", "--timeout", "30", "--out", out,
+    )  # fmt: skip
+    first = programs.run(ROOT / "bench" / "matrix.py", *words, "--minutes", "0.001")
+    assert "the same command goes on" in first.stderr
+    done = programs.run(ROOT / "bench" / "matrix.py", *words)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(out.read_text())
+    assert len(report["rows"]) == 8
+    ran = report["rows"][0]
+    assert ran["runs"] == "5 x 84x56 float32 torch"
+    assert ran["images_per_s"] == pytest.approx(5 / ran["mean_s"])
+    assert ran["stability"] == 0
+    refused = {
+        (r["compile"], r["backend"]): r["refused"] for r in report["rows"] if "refused" in r
+    }
+    assert "set backend to auto" in refused["off", "openvino"]
+    assert "set compile to off" in refused["on", "torch"]
