@@ -6,6 +6,11 @@ is not installed, our network in fp32 is the base of the ratios. Prints a table 
 
     python bench/bench_network.py --models da3-small da3-base --out bench/results/cpu.json
 
+``backbone_tflops``: the work of the backbone over the time of the variant, which for all but
+``backbone`` includes the head; ``share_of_peak``: that over a large matrix product of the same
+type. ``--interfaces`` adds the reference's own call on a list of images, and a session of ours on
+the same number of new images, both with upload, pre-processing and download.
+
 The same command runs on a GPU with ``--device cuda``; see bench/README.md. A quick check:
 
     python bench/bench_network.py --models da3-tiny --sizes 2x84x56 --repeats 1
@@ -21,6 +26,7 @@ import importlib.util
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,12 +37,18 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "test"))
 
 import results_file  # noqa: E402
+from reference_interface import reference_call  # noqa: E402
+from session_row import percentile  # noqa: E402
 
 from da3_ros.backends.compiled import with_own_code  # noqa: E402
+from da3_ros.inference import InferenceConfig, InferenceSession  # noqa: E402
 from da3_ros.inference.devices import open_device  # noqa: E402
 from da3_ros.inference.loading import load_network  # noqa: E402
+from da3_ros.inference.random_windows import random_windows  # noqa: E402
+from da3_ros.network import empty_network  # noqa: E402
 from da3_ros.network.backbone import Prefix  # noqa: E402
 from da3_ros.network.precision import channels_last, convert, drop_rays  # noqa: E402
+from da3_ros.network.specs import PATCH  # noqa: E402
 
 DTYPES = {
     "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.int8,
@@ -82,9 +94,18 @@ def gflop(model, size: Size, *, new: int) -> float:
 class Runner:
     """The variants of one model at one size."""
 
-    def __init__(self, name: str, size: Size, precisions: list[str], device, backend: str) -> None:
-        """``backend``: of torch.compile; empty: nothing is compiled."""
+    def __init__(
+        self,
+        name: str,
+        size: Size,
+        precisions: list[str],
+        device,
+        backend: str,
+        interfaces: bool = False,
+    ) -> None:
+        """``backend``: of torch.compile; empty: nothing is compiled. ``interfaces``: also run."""
         self.device = device
+        self.types: dict[str, str] = {}  # precision of a variant's products, as in DTYPES
         ours, theirs = networks(name)
         self.spec = ours.spec
         g = torch.Generator().manual_seed(0)
@@ -92,25 +113,56 @@ class Runner:
         self.images = self.images.to(device.device)
         self.size = (size.height, size.width)
         self.variants: dict = {}
+        half = next((k for k, v in DTYPES.items() if v == device.native_half()), "fp32")
         if theirs is not None:
             self.theirs = theirs.to(device.device)
-            self.variants["reference fp32"] = self._reference(torch.float32)
+            self._keep("reference fp32", "fp32", self._reference(torch.float32))
             if device.kind == "cuda":
-                self.variants["reference autocast"] = self._reference(device.native_half())
+                self._keep("reference autocast", half, self._reference(device.native_half()))
+        if interfaces:
+            self._add_interfaces(name, half)
         drop_rays(ours)
         state = {k: v.clone() for k, v in ours.state_dict().items()}
         for precision in precisions:
-            net = type(ours)(ours.spec).eval()
+            net = empty_network(name)
             drop_rays(net)
             net.load_state_dict(state)
             convert(net, DTYPES[precision])
             if device.kind != "cpu":
                 channels_last(net)
             net.to(device.device).set_chunks(device.chunks())
-            self._add(net, precision)
+            self._add(net, precision, precision)
             if backend:
                 compiler = functools.partial(torch.compile, backend=backend)
-                self._add(net, f"{precision} compiled", compiler)
+                self._add(net, f"{precision} compiled", precision, compiler)
+
+    def _keep(self, variant: str, precision: str, run) -> None:
+        self.variants[variant], self.types[variant] = run, precision
+
+    def _add_interfaces(self, name: str, half: str) -> None:
+        """Adds the reference's interface, if it is installed, and a session of ours."""
+        N, (height, width) = self.images.shape[1], self.size
+        pictures = np.random.default_rng(0).integers(0, 256, (N, height, width, 3), np.uint8)
+        if hasattr(self, "theirs"):
+            self._add_reference_interface(pictures, half)
+        config = InferenceConfig(
+            name, "random", str(self.device.device), "torch", process_res=max(width, height)
+        )
+        session = InferenceSession(config, poses=False)
+        plan = session.memory.fit((width, height), max(2, N), max(1, N - 1))
+        windows = random_windows(plan, N, N, 1 << 30, unseen=True)
+        ran = session.status().precision
+        precision = next(k for k, v in DTYPES.items() if str(v) == f"torch.{ran}")
+        self._keep(f"our session {precision}", precision, lambda: session.infer(next(windows)))
+
+    def _add_reference_interface(self, pictures, half: str) -> None:
+        try:
+            call = reference_call(self.theirs, pictures)
+        except (ImportError, RuntimeError) as error:  # a torchvision of another torch raises that
+            print(f"reference interface: left out ({error})", file=sys.stderr)
+            return
+        kind = "bf16" if self.device.kind == "cpu" else half  # which it chooses itself
+        self._keep("reference interface", kind, call)
 
     def _reference(self, dtype: torch.dtype):
         def run():
@@ -120,7 +172,7 @@ class Runner:
 
         return run
 
-    def _add(self, net, label: str, wrap=None) -> None:
+    def _add(self, net, label: str, precision: str, wrap=None) -> None:
         encode, decode = net.encode, net.decode
         if wrap is not None:
             # Each variant gets its own copy of the code: the compiler keeps few programs of each.
@@ -138,6 +190,14 @@ class Runner:
         def whole():
             return whole_of(encode(self.images), self.size, ref_view="first").depth
 
+        def backbone():
+            """Runs a whole window without the head."""
+            grid = (self.size[0] // PATCH, self.size[1] // PATCH)
+            vit, prefix = net.backbone.pretrained, net.encode(self.images)
+            # Of each tap only the camera's token is kept: the head would reduce it as it comes.
+            taken = vit.fuse(*prefix, grid, ref_view="first", consume=lambda _, x: x[:, :, :1])
+            return taken.camera
+
         def sliding():
             """Runs a window with one new view; the prefixes of the others are kept."""
             fresh = encode(self.images[:, :1])
@@ -148,9 +208,11 @@ class Runner:
 
         with torch.inference_mode():
             kept = Prefix(*(x.clone() for x in net.encode(self.images)))
-        self.variants[f"ours {label}"] = whole
+        self._keep(f"ours {label}", precision, whole)
+        if wrap is None:
+            self._keep(f"ours {label}, backbone", precision, backbone)
         if N > 1:
-            self.variants[f"ours {label}, per new frame"] = sliding
+            self._keep(f"ours {label}, per new frame", precision, sliding)
 
     @torch.inference_mode()
     def time(self, repeats: int) -> dict[str, list[float]]:
@@ -191,10 +253,12 @@ class Runner:
             torch.cuda.synchronize()
 
 
+@functools.lru_cache(maxsize=1)
 def networks(name: str):
     """Returns our network and the reference's, with the same random weights and all blocks.
 
-    The second is None if the reference package is not installed.
+    The second is None if the reference package is not installed. Kept for the next size, as they
+    are then: large ones take half a minute.
     """
     if importlib.util.find_spec("depth_anything_3") is None:
         return load_network(name, "random"), None
@@ -209,10 +273,10 @@ def release_memory() -> None:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
-def measure(name: str, size: Size, options, device) -> list[dict]:
-    """Returns a row for every variant of a model at one size."""
+def measure(name: str, size: Size, options, device, peaks: dict[str, float]) -> list[dict]:
+    """Returns a row for every variant of a model at one size; ``peaks``: of ``machine``."""
     backend = options.backend if options.compile else ""
-    runner = Runner(name, size, options.precision, device, backend)
+    runner = Runner(name, size, options.precision, device, backend, options.interfaces)
     seconds = runner.time(options.repeats)
     base = statistics.median(next(iter(seconds.values())))
     rows = []
@@ -220,6 +284,7 @@ def measure(name: str, size: Size, options, device) -> list[dict]:
         median = statistics.median(values)
         per_new = "per new" in variant
         work = gflop(runner, size, new=1 if per_new else size.views)
+        reached, peak = work / median / 1e3, peaks.get(runner.types[variant])
         rows.append(
             {
                 "model": name,
@@ -228,9 +293,12 @@ def measure(name: str, size: Size, options, device) -> list[dict]:
                 "variant": variant,
                 "median_s": median,
                 "p95_s": float(np.percentile(values, 95)),
+                "p99_s": percentile(values, 99),
                 "std_s": statistics.pstdev(values),
                 "ratio": base / median,
-                "backbone_tflops": work / median / 1e3,
+                "images_per_s": (1 if per_new else size.views) / median,
+                "backbone_tflops": reached,
+                "share_of_peak": None if peak is None else reached / peak,
                 "peak_mb": runner.peak(variant) / 2**20,
             }
         )
@@ -253,22 +321,23 @@ def matmul_peak(device, dtype: torch.dtype) -> float:
     return 2 * n**3 / best / 1e12
 
 
-def machine(device) -> dict:
-    """Returns the measured TFLOP/s of the device by precision."""
-    kinds = {k: v for k, v in DTYPES.items() if k in ("fp32", "bf16")}
-    return {"matmul_tflops": {k: matmul_peak(device, v) for k, v in kinds.items()}}
+def machine(device, precisions: Sequence[str] = ()) -> dict:
+    """Returns the measured TFLOP/s of the device in fp32, bf16 and other ``precisions``."""
+    kinds = {k: v for k, v in DTYPES.items() if k in ("fp32", "bf16", *precisions)}
+    peaks = {k: matmul_peak(device, v) for k, v in kinds.items() if v != torch.int8}
+    return {"matmul_tflops": peaks}
 
 
 def as_text(rows: list[dict]) -> str:
     """Returns the rows as a markdown table."""
     lines = [
-        "| model | views | variant | median s | x the first | peak MB |",
-        "|---|---|---|---:|---:|---:|",
+        "| model | views | variant | median s | x the first | TFLOP/s | peak MB |",
+        "|---|---|---|---:|---:|---:|---:|",
     ]
     for r in rows:
         lines.append(
             f"| {r['model']} | {r['size']} | {r['variant']} | {r['median_s']:.3f} | "
-            f"{r['ratio']:.2f} | {r['peak_mb']:.0f} |"
+            f"{r['ratio']:.2f} | {r['backbone_tflops']:.3g} | {r['peak_mb']:.0f} |"
         )
     return "\n".join(lines)
 
@@ -290,15 +359,16 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--compile", action="store_true", help="also run each precision compiled")
     parser.add_argument("--backend", default="inductor", help="of torch.compile")
+    parser.add_argument("--interfaces", action="store_true", help="also whole calls, on images")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
     device = open_device(options.device, options.mode)
-    report = {"machine": machine(device), "rows": []}
+    report = {"machine": machine(device, options.precision), "rows": []}
     for name in options.models:
         for size in options.sizes:
-            rows = measure(name, size, options, device)
+            rows = measure(name, size, options, device, report["machine"]["matmul_tflops"])
             report["rows"] += rows
             print(as_text(rows), flush=True)
     results_file.write(options.out, report, device.name())

@@ -1,5 +1,6 @@
 """The benchmarks run, at toy size: a script that only a GPU would try out is not ready for one."""
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -31,6 +32,25 @@ def test_network_against_the_reference(tmp_path):
     assert report["machine"]["torch"]
     assert all(row["blocks"] == 8 for row in report["rows"])
     assert "ours bf16" in text
+    by = {row["variant"]: row for row in report["rows"]}
+    alone = by["ours fp32, backbone"]
+    peak = report["machine"]["matmul_tflops"]["fp32"]
+    assert alone["share_of_peak"] == pytest.approx(alone["backbone_tflops"] / peak)
+    assert alone["backbone_tflops"] / by["ours fp32"]["backbone_tflops"] == pytest.approx(
+        by["ours fp32"]["median_s"] / alone["median_s"]
+    )
+
+
+def test_whole_calls_are_measured_beside_bare_networks(tmp_path):
+    pytest.importorskip("depth_anything_3")
+    report, _ = run(
+        "bench_network.py", "--models", "da3-tiny", "--sizes", "2x84x56", "--repeats", "1",
+        "--device", "cpu", "--precision", "fp32", "--interfaces", tmp_path=tmp_path,
+    )  # fmt: skip
+    variants = [row["variant"] for row in report["rows"]]
+    assert any(variant.startswith("our session") for variant in variants)
+    whole = importlib.util.find_spec("torchvision") is not None  # which its interface imports
+    assert ("reference interface" in variants) == whole
 
 
 def test_both_kinds_of_windows_are_compiled(tmp_path):
@@ -48,6 +68,7 @@ def test_both_kinds_of_windows_are_compiled(tmp_path):
     [
         ("budgets", ("--models", "da3-tiny", "--gibs", "0.001", "1")),
         ("windows", ("--model", "da3-tiny", "--sizes", "3")),
+        ("windows", ("--model", "da3-tiny", "--sizes", "3", "--unseen")),
     ],
 )
 def test_sessions(what, arguments, tmp_path):
@@ -62,6 +83,8 @@ def test_sessions(what, arguments, tmp_path):
     if what == "budgets":
         assert "raise memory_budget_gb" in rows.pop(0)["refused"]
     assert all(0 < row["peak_gib"] < 1 and row["median_s"] > 0 for row in rows)
+    new = 3 if "--unseen" in arguments else 1
+    assert all(r["images_per_s"] * r["mean_s"] == pytest.approx(new) for r in rows)
 
 
 def test_messages_go_out_while_a_window_runs(tmp_path):
@@ -92,11 +115,60 @@ def test_shares_of_a_windows_time_add_up(tmp_path):
 def test_yardstick_sees_the_same_image(tmp_path):
     pytest.importorskip("transformers", reason="a yardstick only; pip install transformers")
     report, _ = run(
-        "bench_yardstick.py", "--process-res", "56", "--repeats", "1", "--device", "cpu",
-        tmp_path=tmp_path,
+        "bench_yardstick.py", "--process-res", "56", "--repeats", "1", "--images", "8", "--device",
+        "cpu", tmp_path=tmp_path,
     )  # fmt: skip
-    assert len({row["image"] for row in report["rows"]}) == 1
-    assert report["rows"][0]["times_the_first"] == 1
+    rows = report["rows"]
+    assert len({row["image"] for row in rows}) == 1
+    assert rows[0]["times_the_first"] == 1
+    assert len(rows) == 4
+    for row in rows:
+        assert row["extrapolated"]
+        assert row["measured_images"] == 8
+        assert min(row["load_s"], row["peak_mib"], row["seconds_for_1000"]) > 0
+
+
+def test_attention_kernels_agree(tmp_path):
+    report, _ = run(
+        "bench_attention.py", "--device", "cpu", "--models", "da3-tiny", "--sizes", "2x84x56",
+        "--repeats", "1", tmp_path=tmp_path,
+    )  # fmt: skip
+    rows = {(r["precision"], r["what"], r["kernel"]): r for r in report["rows"]}
+    assert len(rows) == 2 * 3 * 5
+    for (precision, _, kernel), row in rows.items():
+        if kernel in ("efficient", "cudnn"):
+            assert row["refused"]  # there are none on a CPU
+        else:
+            assert row["error"] < (1e-5 if precision == "fp32" else 0.05)
+            assert row["median_ms"] > 0
+    assert rows["bf16", "window", "math"]["error"] > 1e-5
+
+
+def test_pieces_change_memory_and_not_the_result(tmp_path):
+    report, _ = run(
+        "bench_pieces.py", "--device", "cpu", "--models", "da3-tiny", "--sizes", "4x168x126",
+        "--repeats", "1", tmp_path=tmp_path,
+    )  # fmt: skip
+    rows = {row["pieces"]: row for row in report["rows"]}
+    assert {"head 1", "head 2", "blocks 1", "blocks 2", "tokens 1024"} <= set(rows)
+    assert not {"head 4", "head 8", "blocks 4"} & set(rows)  # the whole window
+    assert rows["nothing in pieces"]["overhead"] == 0
+    assert all(row["difference"] < 1e-4 for row in rows.values())
+    assert rows["head 1"]["peak_mib"] < rows["nothing in pieces"]["peak_mib"]
+
+
+def test_a_replay_says_what_its_stages_take(tmp_path):
+    report, _ = run(
+        "bench_replay.py", "--device", "cpu", "--backend", "torch", "--size", "168x126",
+        "--frames", "8", "--repeats", "1", tmp_path=tmp_path,
+    )  # fmt: skip
+    alone, refined, dense = report["rows"]
+    assert alone["windows"] == refined["windows"] == 8
+    assert alone["refined"] == alone["refinement_ms"] == refined["dense_ms"] == 0
+    assert refined["refined"] > 4
+    assert refined["network_ms"] + refined["refinement_ms"] <= refined["window_ms"]
+    assert dense["keyframes"] > 0
+    assert dense["dense_ms"] > 0
 
 
 @pytest.mark.processor
