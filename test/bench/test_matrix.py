@@ -1,7 +1,9 @@
 """The matrix of modes and precisions: its rows are kept, told apart and summed up."""
 
+import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +11,8 @@ import session_row
 from matrix import Matrix, MatrixError, summary
 from session_row import RowSetting, percentile, spread
 from support import programs
+
+from da3_ros.inference.random_windows import random_windows
 
 ROOT = Path(__file__).parents[2]
 KEYS = [("balanced", "off", "off", "torch"), ("max", "off", "off", "torch")]
@@ -50,6 +54,16 @@ def test_percentiles_need_enough_runs():
     assert percentile([1.0] * 19, 95) is None
     assert percentile([float(n) for n in range(101)], 95) == pytest.approx(95)
     assert percentile([1.0] * 99, 99) is None
+
+
+def test_windows_of_unseen_views_show_the_same_images():
+    """So that their depth must be the same: what the stability of such rows relies on."""
+    plan = SimpleNamespace(width=28, height=14)
+    first, *others = random_windows(plan, 3, 3, 3, unseen=True)
+    for other in others:
+        for a, b in zip(first.views, other.views, strict=True):
+            assert a.image is not b.image
+            np.testing.assert_array_equal(a.image, b.image)
 
 
 def written(tmp_path, monkeypatch, setting=TINY):
@@ -101,6 +115,18 @@ def test_a_file_of_another_kind_is_left_alone(tmp_path, text):
 @pytest.mark.process
 def test_a_row_that_takes_too_long_says_so():
     assert session_row.run(TINY, timeout=0.01)["refused"] == "timed out after 0.01 s"
+
+
+@pytest.mark.parametrize("unseen", [False, True])
+def test_a_row_times_windows_and_runs_the_same_input_again(unseen):
+    found = session_row.measure(
+        dataclasses.replace(TINY, backend="torch", unseen=unseen, precision="off", repeats=3)
+    )
+    assert found["timed"] == 3
+    assert found["images_per_s"] == pytest.approx((3 if unseen else 1) / found["mean_s"])
+    assert found["stability"] == 0
+    assert found["cold_start_s"] > found["load_s"] > 0
+    assert found["runs"] == "3 x 84x56 float32 torch"
 
 
 @pytest.mark.process
