@@ -12,7 +12,7 @@ Rows are those of session_row.py, each in a process of its own. ``images_per_s``
 the mean time of a window. ``stability``: the largest difference of depth between runs on the same
 images, over the median depth; 0: bit by bit the same. Percentiles are null with too few runs.
 ``load_s``: opening the session, with its check against fp32; ``cold_start_s``: with the first
-window, for which an engine is built, since the cache is empty.
+window, for which an engine is built unless ``--cache`` has it: a large one takes minutes.
 
 ``--out`` is written after each row. Rows that are in it already are not measured again, if machine
 and setting are the same; with ``--minutes`` a long matrix is measured in several runs. With
@@ -105,9 +105,10 @@ class Matrix:
 
     def shared(self) -> Row:
         """Returns what all rows share, as written to the file."""
-        values = dataclasses.asdict(self.setting) | {
-            "image": "x".join(map(str, self.setting.image))
-        }
+        image = "x".join(map(str, self.setting.image))
+        engines = "kept" if self.setting.cache_dir else "built for each row"
+        values = dataclasses.asdict(self.setting) | {"image": image, "engines": engines}
+        del values["cache_dir"]  # where it is says nothing about the rows
         return {name: value for name, value in values.items() if name not in KEY}
 
     def missing(self) -> list[Row]:
@@ -206,6 +207,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--warm-up", type=int, help="windows before those that count")
     parser.add_argument("--repeats", type=int, help="windows that count")
     parser.add_argument("--gib", type=float, default=0.0, help="memory budget")
+    parser.add_argument(
+        "--cache", type=Path, help="folder where engines are kept; default: a new one for each row"
+    )
     parser.add_argument("--minutes", type=float, help="no row begins later than after these")
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds of a row")
     parser.add_argument("--again", action="store_true", help="rows that are there, too")
@@ -225,7 +229,8 @@ def parsed() -> argparse.Namespace:
 def setting_of(options: argparse.Namespace, model: str) -> RowSetting:
     """Returns what all rows of a model share."""
     names = ("device", "gib", "process_res", "image", "views", "unseen", "warm_up", "repeats")
-    return RowSetting(model, **{name: getattr(options, name) for name in names})
+    cache = "" if options.cache is None else str(options.cache.resolve())
+    return RowSetting(model, cache_dir=cache, **{name: getattr(options, name) for name in names})
 
 
 def file_of(options: argparse.Namespace, model: str) -> Path | None:

@@ -129,6 +129,15 @@ def test_a_row_times_windows_and_runs_the_same_input_again(unseen):
     assert found["runs"] == "3 x 84x56 float32 torch"
 
 
+def test_the_folder_of_engines_is_not_written_with_the_rows(tmp_path):
+    found = [
+        Matrix(dataclasses.replace(TINY, cache_dir=folder), KEYS, None).shared()
+        for folder in ("", str(tmp_path))
+    ]
+    assert [setting["engines"] for setting in found] == ["built for each row", "kept"]
+    assert str(tmp_path) not in json.dumps(found)
+
+
 @pytest.mark.process
 @pytest.mark.long
 def test_a_matrix_is_measured_in_two_runs(tmp_path):
