@@ -24,7 +24,8 @@ def machine(device: str) -> dict[str, Any]:
     ).stdout.strip()
     return {
         "device": device,
-        "cpu": processor(),
+        "cpu": cpu_field("model name") or platform.processor() or platform.machine(),
+        "amx": "amx_bf16" in cpu_field("flags").split(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "load": round(os.getloadavg()[0], 2),
@@ -45,14 +46,13 @@ def version(package: str) -> str | None:
         return None
 
 
-def processor(cpuinfo: str = "/proc/cpuinfo") -> str:
-    """Returns the model name of the processor."""
+def cpu_field(name: str, cpuinfo: str = "/proc/cpuinfo") -> str:
+    """Returns what the system says of the first processor; empty: nothing."""
     try:
         lines = Path(cpuinfo).read_text().splitlines()
     except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
+        return ""
+    return next((x.partition(":")[2].strip() for x in lines if x.startswith(name)), "")
 
 
 def show(row: dict[str, Any]) -> None:
@@ -69,9 +69,14 @@ def command() -> str:
 
 
 def write(path: Path | None, found: dict[str, Any], device: str) -> None:
-    """Writes ``found`` with machine and command to ``path``; None: nothing is written."""
+    """Writes ``found`` with machine and command to ``path``; None: nothing is written.
+
+    A run that is killed leaves the file as it was.
+    """
     if path is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     context = {"machine": machine(device) | found.pop("machine", {}), "command": command()}
-    path.write_text(json.dumps(context | found, indent=1) + "\n")
+    whole = path.with_name(f".{path.name}.new")
+    whole.write_text(json.dumps(context | found, indent=1) + "\n")
+    whole.replace(path)
