@@ -2,8 +2,9 @@
 
     python bench/bench_plan.py --out bench/results/plan-cuda.json
 
-Windows of 8 and 64 views with one new frame each, then windows of which all views are new, of
-images of 4:3. Predictions have the driver's context and the measuring of keyframes' depth in them.
+Windows of 8 and 64 views with one new frame each, then windows of which all views are new, and
+those for recordings by their length, of images of 4:3. Predictions have the driver's context and
+the measuring of keyframes' depth in them.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from da3_ros.derived.measuring import MeasuringLoad
 from da3_ros.inference.planner import GIB, BudgetError, Request, make_plan
 from da3_ros.network import MODELS
 
+# Views and new views of windows for recordings by their length, and the models they are for.
+LENGTHS, OF_LENGTHS = ((64, 32), (32, 8), (16, 4)), ("da3-base", "da3-large")
 MANY = {"da3-small": 300, "da3-large": 100, "da3-giant": 100}  # views of one window, all new
 
 
@@ -33,6 +36,8 @@ def questions(models: list[str], budgets: list[float], views: list[int]) -> Iter
             yield {"model": model, "views": window, "new": 1, "budget_gib": gib}
         if model in MANY:
             yield {"model": model, "views": MANY[model], "new": MANY[model], "budget_gib": gib}
+        for window, new in LENGTHS if model in OF_LENGTHS and gib == max(budgets) else ():
+            yield {"model": model, "views": window, "new": new, "budget_gib": gib}
 
 
 def answer(asked: dict[str, Any], process_res: int) -> dict[str, Any]:

@@ -239,6 +239,7 @@ ENTRIES: dict[str, Entry] = {
         WINDOW_FILES, performance.windows_figure, "windows.svg", performance.windows_plot
     ),
     "windows": Entry(WINDOW_FILES, performance.windows),
+    "lengths": Entry(("*lengths*.json",), performance.lengths),
     "frames100": Entry(("*frames100*.json",), performance.chunks),
     "shares": Entry(("*-shares.json",), performance.shares),
     "attention": Entry(("*attention*.json",), performance.attention),

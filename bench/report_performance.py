@@ -358,6 +358,11 @@ def chunks(results: Sequence[Result]) -> str:
     return "\n".join(_setting(result) + _chunks([result]) for result in results)
 
 
+lengths = listing(
+    Column("window", "Views/new at size"), Column("window_s", "Window, s"),
+    Column("frame_s", "New frame, s"), Column("times_first", "Times the first row"),
+    Column("planned_gib", "Planned, GiB"),
+)  # fmt: skip
 attention = listing(
     "model", Column("size", "Window"), "precision", "what", "kernel", "median_ms",
     Column("times_chosen", "Times that of the chosen one"), "tflops",

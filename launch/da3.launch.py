@@ -38,7 +38,10 @@ PARAMETERS = {
     "use_sim_time": bool,
 }
 VIEWER_PORT = 8080
-PRESETS = ["realtime", "quality", "low_memory", "budget_12gb", "jetson", "replay"]
+PRESETS = [
+    "realtime", "cpu", "jetson", "replay", "detail", "balanced", "memory", "quality",
+    "budget_4gb", "budget_8gb", "budget_12gb", "budget_16gb", "budget_24gb",
+]  # fmt: skip
 DEFAULTS = os.path.join(SHARE, "config", "da3.yaml")
 REMAPPINGS = {"image": "image_topic", "camera_info": "camera_info_topic"}
 # Topics in rviz/da3.rviz and navigation.rviz. Relative names on the right follow `namespace`.
@@ -98,8 +101,8 @@ ARGUMENTS = [
     DeclareLaunchArgument(
         "device",
         default_value="",
-        choices=["", "auto", "cuda", "mps", "cpu"],
-        description="where the network runs; empty: as in params_file",
+        description="where the network runs: auto, cuda, cuda:1 (the second GPU), mps or cpu; "
+        "empty: as in params_file",
     ),
     DeclareLaunchArgument(
         "process_res",

@@ -72,7 +72,22 @@ ARGUMENTS = [
     DeclareLaunchArgument(
         "preset",
         default_value="",
-        choices=["", "realtime", "quality", "low_memory", "budget_12gb", "jetson", "replay"],
+        choices=[
+            "",
+            "realtime",
+            "cpu",
+            "jetson",
+            "replay",
+            "detail",
+            "balanced",
+            "memory",
+            "quality",
+            "budget_4gb",
+            "budget_8gb",
+            "budget_12gb",
+            "budget_16gb",
+            "budget_24gb",
+        ],
         description="preset of parameters from config/",
     ),
     DeclareLaunchArgument(

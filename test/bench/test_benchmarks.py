@@ -87,6 +87,17 @@ def test_sessions(what, arguments, tmp_path):
     assert all(r["images_per_s"] * r["mean_s"] == pytest.approx(new) for r in rows)
 
 
+def test_windows_take_turns(tmp_path):
+    report, _ = run(
+        "bench_windows.py", "--model", "da3-tiny", "--cases", "3/1@84x56", "4/2@56x84",
+        "--repeats", "1", tmp_path=tmp_path,
+    )  # fmt: skip
+    assert [row["window"] for row in report["rows"]] == ["3/1@84x56", "4/2@56x84"]
+    assert report["rows"][0]["times_first"] == 1
+    assert all(row["frame_s"] > 0 for row in report["rows"])
+    assert report["rows"][1]["frame_s"] == report["rows"][1]["window_s"] / 2
+
+
 def test_messages_go_out_while_a_window_runs(tmp_path):
     report, _ = run(
         "bench_overlap.py", "--model", "da3-tiny", "--process-res", "84", "--window", "3",

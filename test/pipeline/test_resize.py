@@ -15,7 +15,7 @@ from da3_ros.mapping.resizing import Cut
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.pipeline.window_builder import ImageFormat
 from da3_ros.synthetic import SyntheticCamera, distance_to_surface
-from da3_ros.synthetic.truth import TruthSession
+from da3_ros.synthetic.truth import TruthSession, at_size
 from da3_ros.types import ResizeRule, View
 
 
@@ -267,3 +267,19 @@ def test_masks_are_cut_with_their_pictures():
     assert out.shape == (84, 140)
     assert not out[:5].any()
     assert out[8:].all()
+
+
+@pytest.mark.parametrize(("size", "network"), [((112, 168), (84, 126)), ((168, 112), (126, 84))])
+@pytest.mark.parametrize("depth", ["network", "input"])
+def test_the_shortest_side_can_be_the_given_one(size, network, depth):
+    """Of images of either shape; depth at the camera's size stays there."""
+    camera = SyntheticCamera(seed=3, size=size, walk="straight", frames=4)
+    frames = list(camera)
+    pipeline, results = run(
+        (camera, frames), TruthSession(frames), process_res=84,
+        process_res_method="lower_bound_resize", **{"depth.size": depth},
+    )  # fmt: skip
+    assert pipeline.builder.network_size == network
+    shown = size if depth == "input" else network
+    assert [r.depth_m.shape for r in results] == [shown[::-1]] * 4
+    assert off((camera, frames), results, at_size(frames[:1], shown)[0]) < 0.02

@@ -120,8 +120,8 @@ def test_arguments_offer_the_choices_of_their_parameters():
             continue
         assert kind is type(known[name].value), name
         if kind is str:
-            choices = ast.literal_eval(given["choices"]) if "choices" in given else []
-            assert choices == (["", *known[name].choices] if known[name].choices else []), name
+            allowed = () if known[name].pattern else known[name].choices
+            assert choices_of(given) == (["", *allowed] if allowed else []), name
 
 
 def test_arguments_for_several_cameras_offer_the_parameters():
