@@ -41,6 +41,7 @@ class _Job:
     """The engine of one image size; ``done`` is set when ``backend`` or ``fault`` is."""
 
     build: bool  # if it is not in the cache
+    views: int = 0  # of the usual window when preparing began; 0: unknown
     wanted: bool = True
     done: threading.Event = field(default_factory=threading.Event)
     backend: Backend | None = None
@@ -66,10 +67,11 @@ class EngineStore(Engines):
         """Whether an engine is being prepared."""
         return not all(job.done.is_set() for job in self._jobs.values())
 
-    def prepare(self, size: tuple[int, int], *, build: bool = True) -> None:
+    def prepare(self, size: tuple[int, int], *, build: bool = True, views: int = 0) -> None:
         """Start preparing the engine for images of ``size`` (H, W), if that has not begun.
 
-        build: False takes it from the cache only.
+        build: False takes it from the cache only. views: number of views of the usual window, for
+        which the engine is faster; 0: unknown.
         """
         job = self._jobs.get(size)
         if job is not None:
@@ -80,7 +82,7 @@ class EngineStore(Engines):
                 return
         elif len(self._jobs) >= self._most_sizes:
             self._drop(next(iter(self._jobs)))
-        job = self._jobs[size] = _Job(build)
+        job = self._jobs[size] = _Job(build, views)
         self._source.start(lambda source: _work(source, size, job))
 
     def keep_only(self, sizes: Collection[tuple[int, int]]) -> bool:
@@ -124,11 +126,12 @@ class EngineSource:
         checkpoint: str,
         facts: Mapping[str, Any],
         cache: EngineCache,
-        open_engine: Callable[[Path], Backend],
+        open_engine: Callable[[Path, int], Backend],
     ) -> None:
         """``facts``: what an engine depends on besides its size.
 
-        ``open_engine``: makes a checked backend of an engine's folder; raises EngineError.
+        ``open_engine``: makes a checked backend of an engine's folder and the number of views of
+        the usual window; raises EngineError.
         """
         self.model, self.ended = model, False
         self._checkpoint, self._facts = checkpoint, dict(facts)
@@ -144,12 +147,17 @@ class EngineSource:
         thread.start()
 
     def open(
-        self, size: tuple[int, int], build: Callable[[], bool], wanted: Callable[[], bool]
+        self,
+        size: tuple[int, int],
+        views: int,
+        build: Callable[[], bool],
+        wanted: Callable[[], bool],
     ) -> Backend | None:
         """The backend for images of ``size`` (H, W); None: not in the cache, and not to build.
 
-        An engine in the cache whose files are intact is never built again: building has the same
-        result. ``wanted`` False ends the work. Raises EngineError or OSError.
+        views: number of views of the usual window; 0: unknown. An engine in the cache whose files
+        are intact is never built again: building has the same result. ``wanted`` False ends the
+        work. Raises EngineError or OSError.
         """
         with self._turn:
             if self.ended or not wanted():
@@ -157,9 +165,9 @@ class EngineSource:
             facts = self._facts | {"size": list(size)}
             path = self._cache.find(facts)
             if path is None:
-                return self._build(size, facts, wanted) if build() else None
+                return self._build(size, views, facts, wanted) if build() else None
             try:
-                return self._open(path)
+                return self._open(path, views)
             except EngineError as error:
                 raise EngineError(f"{error}; delete {path} to build it again") from error
 
@@ -177,7 +185,11 @@ class EngineSource:
                 thread.join(END_S)
 
     def _build(
-        self, size: tuple[int, int], facts: dict[str, Any], wanted: Callable[[], bool]
+        self,
+        size: tuple[int, int],
+        views: int,
+        facts: dict[str, Any],
+        wanted: Callable[[], bool],
     ) -> Backend:
         begun, kept = time.monotonic(), self._cache.folder is not None
         log.info(
@@ -186,7 +198,7 @@ class EngineSource:
         )  # fmt: skip
         with self._cache.new_folder() as folder:
             self._run_builder(size, folder, facts, wanted)
-            backend = self._open(self._cache.keep(folder, facts))
+            backend = self._open(self._cache.keep(folder, facts), views)
         log.info("the engine is ready after %.0f s", time.monotonic() - begun)
         return backend
 
@@ -232,7 +244,7 @@ class EngineSource:
 def _work(source: EngineSource, size: tuple[int, int], job: _Job) -> None:
     """Thread: prepare one engine."""
     try:
-        job.backend = source.open(size, lambda: job.build, lambda: job.wanted)
+        job.backend = source.open(size, job.views, lambda: job.build, lambda: job.wanted)
     except (EngineError, OpenVinoMissingError, OSError) as error:
         job.fault = " ".join(str(error).split())
     except Exception as error:  # of any kind: torch runs instead
