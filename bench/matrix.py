@@ -14,9 +14,10 @@ images, over the median depth; 0: bit by bit the same. Percentiles are null with
 ``load_s``: opening the session, with its check against fp32; ``cold_start_s``: with the first
 window, for which an engine is built unless ``--cache`` has it: a large one takes minutes.
 
-``--out`` is written after each row. Rows that are in it already are not measured again, if machine
-and setting are the same; with ``--minutes`` a long matrix is measured in several runs. With
-several models, the model's name is appended to the name of the file.
+``--out`` is written after each row. Rows that are in it already are not measured again, if
+machine, versions and setting are the same, unless they timed out; with ``--minutes`` a long matrix
+is measured in several runs. With several models, the model's name is appended to the name of the
+file.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from typing import Any
 
 import results_file
 from arguments import size
-from session_row import RowSetting, end_by_sigterm, run
+from session_row import TIMED_OUT, RowSetting, end_by_sigterm, run
 from tqdm import tqdm
 
 from da3_ros.inference.devices import open_device
@@ -49,7 +50,7 @@ MEASURED = (
     "runs", "timed", "mean_s", "std_s", "median_s", "p95_s", "p99_s", "images_per_s", "stability",
     "peak_gib", "load_s", "cold_start_s",
 )  # fmt: skip
-SAME_MACHINE = ("device", "cpu", "cores", "threads")  # of rows in one file
+SAME_MACHINE = ("device", "cpu", "cores", "threads", "torch", "openvino")  # of rows in one file
 DOCUMENTS = {
     "models": ["da3-large"], "views": 5, "image": (504, 504), "unseen": True,
     "warm_up": 2, "repeats": 3,
@@ -113,7 +114,11 @@ class Matrix:
 
     def missing(self) -> list[Row]:
         """Returns the values of KEY of rows that are not there."""
-        there = [{name: row.get(name) for name in KEY} for row in self._rows]
+        there = [
+            {name: row.get(name) for name in KEY}
+            for row in self._rows
+            if not row.get("refused", "").startswith(TIMED_OUT)
+        ]
         return [key for key in self._keys if key not in there]
 
     def measure(self, key: Row, timeout: float | None) -> Row:
@@ -123,6 +128,7 @@ class Matrix:
         kept = {n: found[n] for n in ("refused", *MEASURED) if n in found}
         commit = results_file.machine(self._device)["commit"]
         loads = {"load_before": before, "load_after": os.getloadavg()[0]}
+        self._rows = [r for r in self._rows if any(r[n] != v for n, v in key.items())]
         self._rows.append(key | kept | loads | {"commit": commit})
         self._rows.sort(key=self._order)
         self.write()

@@ -121,7 +121,8 @@ def documents(result: Result) -> bool:
     """Returns whether a matrix has the setting of the published report."""
     setting = result.data.get("setting", {})
     square = setting.get("image") in ([504, 504], "504x504")
-    return setting.get("model") == "da3-large" and setting.get("views") == 5 and square
+    model, views = setting.get("model"), setting.get("views")
+    return model == "da3-large" and views == 5 and square and setting.get("unseen") is True
 
 
 def _ours(result: Result) -> Iterator[Row]:

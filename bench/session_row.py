@@ -32,6 +32,7 @@ from da3_ros.types import Window
 
 FEWEST = {95: 20, 99: 100}  # runs from which on a percentile is more than the slowest run
 ENDLESS = 1 << 30
+TIMED_OUT = "timed out after"
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,9 @@ def measure(setting: RowSetting) -> dict[str, Any]:
         timed = TimedWindows(session, setting)
         timed.run()
     assert planned is not None
+    ran = session.status().backend
+    if setting.backend not in ("auto", ran):
+        return {"refused": f"ran on {ran}: {setting.backend} does not fit, or failed"}
     return _row(session, timed, planned.predicted, load_s)
 
 
@@ -143,8 +147,15 @@ def spread(depths: Iterator[np.ndarray]) -> float:
     """Returns the largest difference of depth from the first run over the first's median depth."""
     first = next(depths)
     known = np.isfinite(first)
-    largest = max((float(np.abs(d - first)[known].max()) for d in depths), default=0.0)
+    largest = max((_farthest(d, first, known) for d in depths), default=0.0)
     return largest / float(np.median(first[known]))
+
+
+def _farthest(depth: np.ndarray, first: np.ndarray, known: np.ndarray) -> float:
+    """Returns the largest difference; infinite where only one of both is known."""
+    if not np.array_equal(np.isfinite(depth), known):
+        return float("inf")
+    return float(np.abs(depth - first)[known].max())
 
 
 def _row(
@@ -197,7 +208,7 @@ def run(setting: RowSetting, timeout: float | None = None) -> dict[str, Any]:
     try:
         out, err = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        return {"refused": f"timed out after {timeout:g} s"}
+        return {"refused": f"{TIMED_OUT} {timeout:g} s"}
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

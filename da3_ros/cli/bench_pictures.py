@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -37,10 +38,11 @@ def write_pictures(
     plan = session.memory.plan
     assert plan is not None, "call fit first"
     images = _rendered(image, plan.window) if recording is None else _first(recording, plan.window)
-    window = window_of_images(images, plan.process_res)
+    window = window_of_images(images, plan.process_res, plan.process_res_method)
     found = session.infer(window)
-    unit = "m" if session.spec.metric else "units of the window"
-    sheet = ContactSheet(config.depth, metric=session.spec.metric)
+    metric = found.measure is not None and math.isfinite(found.measure.value)
+    unit = "m" if metric else "units of the window"
+    sheet = ContactSheet(config.depth, metric=metric)
     for view, depth, confidence in zip(window.views, found.depth, found.confidence, strict=True):
         sheet.add(view.image, depth, confidence)
     pictures = {

@@ -122,7 +122,7 @@ def _watched(
         for window in given:
             with meter.stage(PREPARE):
                 for _ in range(plan.new):
-                    resize_for_network(picture, None, plan.process_res)
+                    resize_for_network(picture, None, plan.process_res, plan.process_res_method)
             with meter.stage(OTHER):
                 session.infer(window)
     return meter

@@ -92,7 +92,9 @@ def matrix_rows(**changes):
     return {
         "machine": MACHINE,
         "command": "python bench/matrix.py --documents --out bench/results/matrix-a.json",
-        "setting": {"model": "da3-large", "views": 5, "new": 5, "image": [504, 504], **changes},
+        "setting": {
+            "model": "da3-large", "views": 5, "unseen": True, "image": [504, 504], **changes,
+        },
         "rows": [fast, slow, not_run],
         "summary": {
             "success": [2, 3], "by_mode": {"balanced": 0.35}, "by_precision": {"off": 0.2},
@@ -124,7 +126,8 @@ def test_a_matrix_names_its_machine_its_setting_and_what_did_not_run(clone):
         "([matrix-a.json](../bench/results/matrix-a.json)): A processor, 12 cores, no AMX, "
         "load 0.250, torch 2.13.0, openvino 2026.4.1, python 3.12.1."
     ) in page
-    assert "* Setting: model da3-large, views 5, new 5, image 504x504." in page
+    setting = "* Setting: model da3-large, views 5, all views new yes, image 504x504."
+    assert setting in page
     assert (
         "| balanced | bfloat16 | off | torch | 5 x 504x504 bfloat16 torch | 10.0 | 0.500 |" in page
     )
@@ -135,8 +138,11 @@ def test_a_matrix_names_its_machine_its_setting_and_what_did_not_run(clone):
 
 
 def test_ours_stand_beside_the_published_rows_of_the_same_setting_only(clone):
-    other = matrix_rows(model="da3-small")
-    root = clone("devices", published=PUBLISHED, matrix__a=matrix_rows(), matrix__b=other)
+    others = {
+        "matrix__b": matrix_rows(model="da3-small"),
+        "matrix__c": matrix_rows(unseen=False),  # a sliding window
+    }
+    root = clone("devices", published=PUBLISHED, matrix__a=matrix_rows(), **others)
     page = page_of(root)
     lines = re.findall(r"^\| ((?:cpu|cuda) .*) \|$", page, re.M)
     assert [[cells[k] for k in (0, 1, 4, 5, -1)] for cells in (x.split(" | ") for x in lines)] == [
