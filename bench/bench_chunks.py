@@ -7,8 +7,9 @@
 Methods: ``all at once``: one window of all frames. ``chunks of N``: windows of N new frames that
 share none, so that their depth and poses have no common unit and frame. ``joined N/M``: the recipe
 of DA3-Streaming without its loops: chunks of N frames that share M, joined by Sim(3) from the
-points of the shared frames by iteratively re-weighted least squares (figures: Huber 0.1, five
-iterations, confidence above 0.1 of the median). ``ours W/K``: the pipeline with windows of W
+points of the shared frames by iteratively re-weighted least squares (figures: Huber 0.1 m, five
+iterations, confidence above 0.1 of the lower median; metres are given, as by its metric model).
+``ours W/K``: the pipeline with windows of W
 views, K of them new; ``refined`` with feature tracks. Each method has a process of its own.
 
 Weights: those that ship (da3-tiny), else random: then time and memory are meant, and errors are
@@ -47,7 +48,8 @@ from da3_ros.types import Array, Frame, Prediction
 FIRST_ROOM, RATE_HZ = 101, 6.0  # rooms of other seeds than training's
 PACE = Pace(RATE_HZ, 0.3, 15.0)
 WALKS = ("loop", "handheld", "straight")
-HUBER, ITERATIONS, CONFIDENT, POINTS = 0.1, 5, 0.1, 4000  # of DA3-Streaming; points per frame
+HUBER, ITERATIONS, CONFIDENT = 0.1, 5, 0.1  # of DA3-Streaming; the first in metres
+POINTS = 4000  # per shared frame
 SHIPS = "da3-tiny"
 METHODS = (
     "all at once", "chunks of 10", "chunks of 8", "joined 60/30", "joined 20/10",
@@ -102,15 +104,22 @@ def in_chunks(session: InferenceSession, images: list[Array], size: int, res: in
     return Reconstruction(depth, T, group)
 
 
-def joined(session: InferenceSession, images: list[Array], size: int, shared: int, res: int):
+def joined(
+    session: InferenceSession, frames: list, size: int, shared: int, res: int
+) -> Reconstruction:
     """Returns the frames of chunks that share frames, joined one to the next."""
+    images = [f.image for f in frames]
     depth: list[Array] = []
     poses: list[Array] = []
     fit, last = IDENTITY, None
     for start in range(0, max(1, len(images) - shared), size - shared):
+        session.feature_cache.bound(0)  # the recipe runs shared frames again
         found = predicted(session, images[start : start + size], res)
-        if last is not None:
-            fit = fit @ fit_shared(last, found, min(shared, len(found.depth)))
+        if last is None:
+            metres = float(np.nanmedian(frames[0].depth) / np.median(found.depth[0]))
+        else:
+            huber = HUBER / (metres * fit.scale)  # in the unit of the chunk before
+            fit = fit @ fit_shared(last, found, min(shared, len(found.depth)), huber)
         new = range(0 if last is None else shared, len(found.depth))
         depth += [fit.scale * found.depth[k] for k in new]
         poses += [fit.pose(found.T_window_camera[k]) for k in new]
@@ -118,26 +127,29 @@ def joined(session: InferenceSession, images: list[Array], size: int, shared: in
     return Reconstruction(depth, np.array(poses), [0] * len(depth))
 
 
-def fit_shared(before: Prediction, after: Prediction, shared: int) -> Similarity:
-    """Returns the Sim(3) from a chunk to the one before, by the points of shared frames."""
+def fit_shared(before: Prediction, after: Prediction, shared: int, huber: float) -> Similarity:
+    """Returns the Sim(3) from a chunk to the one before, by the points of shared frames.
+
+    huber: in the unit of the one before.
+    """
     source, target, weights = [], [], []
     rng = np.random.default_rng(0)
     for k in range(shared):
         k_before = len(before.depth) - shared + k
-        sure = np.minimum(before.confidence[k_before], after.confidence[k])
-        good = sure > CONFIDENT * np.median(sure)
+        pair = before.confidence[k_before], after.confidence[k]
+        sure = np.minimum(*pair)
+        good = sure > CONFIDENT * min(np.median(confidence) for confidence in pair)
         chosen = rng.permutation(np.flatnonzero(good))[:POINTS]
         target.append(points_of(before, k_before)[chosen])
         source.append(points_of(after, k)[chosen])
         weights.append(sure.ravel()[chosen])
     a, b, w = np.concatenate(source), np.concatenate(target), np.concatenate(weights)
-    fit, huber = fit_points(a, b, w), np.ones(len(w))
+    fit = fit_points(a, b, w)
     for _ in range(ITERATIONS):
         if fit is None:
             return IDENTITY
         off = np.linalg.norm(fit.points(a) - b, axis=1)
-        huber = np.minimum(1.0, HUBER / np.maximum(off, 1e-12))
-        fit = fit_points(a, b, w * huber)
+        fit = fit_points(a, b, w * np.minimum(1.0, huber / np.maximum(off, 1e-12)))
     return fit or IDENTITY
 
 
@@ -217,7 +229,7 @@ def one(method: str, room: int, options: argparse.Namespace) -> dict[str, Any]:
         start = time.perf_counter()
         if kind == "joined":
             size, shared = map(int, numbers.split("/"))
-            found = joined(session, images, size, shared, options.process_res)
+            found = joined(session, frames, size, shared, options.process_res)
         else:
             size = len(images) if kind == "all" else int(numbers.removeprefix("of "))
             found = in_chunks(session, images, size, options.process_res)

@@ -75,6 +75,8 @@ def measure(setting: RowSetting) -> dict[str, Any]:
     ran = session.status().backend
     if setting.backend not in ("auto", ran):
         return {"refused": f"ran on {ran}: {setting.backend} does not fit, or failed"}
+    if timed.stability == float("inf"):
+        return {"refused": "depth that is known in one run is unknown in another"}
     return _row(session, timed, planned.predicted, load_s)
 
 

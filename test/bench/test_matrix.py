@@ -12,6 +12,7 @@ from matrix import Matrix, MatrixError, summary
 from session_row import RowSetting, percentile, spread
 from support import programs
 
+from da3_ros.inference import InferenceConfig, InferenceSession
 from da3_ros.inference.random_windows import random_windows
 
 ROOT = Path(__file__).parents[2]
@@ -127,6 +128,45 @@ def test_a_row_times_windows_and_runs_the_same_input_again(unseen):
     assert found["stability"] == 0
     assert found["cold_start_s"] > found["load_s"] > 0
     assert found["runs"] == "3 x 84x56 float32 torch"
+
+
+class Drifting:
+    """A session whose depth is a little larger in each window."""
+
+    def __init__(self, unknown_in=-1):
+        self.memory = SimpleNamespace(plan=session_plan())
+        self.windows, self.unknown_in = 0, unknown_in
+
+    def infer(self, window):
+        self.windows += 1
+        image = window.views[0].image
+        depth = np.full((len(window.views), *image.shape[:2]), 2.0 + 0.01 * self.windows)
+        if self.windows == self.unknown_in:
+            depth[0, 0, 0] = np.nan
+        return SimpleNamespace(inference_s=1.0, depth=depth)
+
+
+def session_plan():
+    session = InferenceSession(
+        InferenceConfig("da3-tiny", "random", "cpu", "torch", process_res=84), poses=False
+    )
+    return session.memory.fit((84, 56), 3, 1)
+
+
+@pytest.mark.parametrize("unseen", [False, True])
+def test_a_network_that_drifts_is_not_stable(unseen):
+    setting = dataclasses.replace(TINY, unseen=unseen, repeats=3, same=3, warm_up=2)
+    timed = session_row.TimedWindows(Drifting(), setting)
+    timed.run()
+    first = 2.0 + 0.01 * (3 if unseen else 6)
+    assert timed.stability == pytest.approx(0.02 / first)
+
+
+def test_depth_that_is_now_unknown_is_no_stability():
+    setting = dataclasses.replace(TINY, unseen=True, repeats=3, warm_up=2)
+    timed = session_row.TimedWindows(Drifting(unknown_in=4), setting)
+    timed.run()
+    assert timed.stability == float("inf")
 
 
 def test_the_folder_of_engines_is_not_written_with_the_rows(tmp_path):

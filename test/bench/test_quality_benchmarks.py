@@ -4,12 +4,14 @@ import importlib
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from support import programs
 
 from da3_ros.geometry.similarity import Similarity
+from da3_ros.inference.feature_cache import FeatureCache
 from da3_ros.types import Prediction, View, Window
 
 BENCH = Path(__file__).parents[2] / "bench"
@@ -94,20 +96,47 @@ def chunk_pair(rng, unit):
 
 def test_chunks_are_joined_by_their_shared_points(load, rng):
     before, after, turn = chunk_pair(rng, 2.5)
-    found = load("bench_chunks").fit_shared(before, after, 3)
+    found = load("bench_chunks").fit_shared(before, after, 3, 0.1)
     assert found.scale == pytest.approx(turn.scale, rel=1e-5)
     np.testing.assert_allclose(found.R, turn.R, atol=1e-5)
     np.testing.assert_allclose(found.t, turn.t, atol=1e-4)
 
 
-def test_points_that_moved_count_less_in_a_join(load, rng, monkeypatch):
+def test_points_that_moved_count_less_in_a_join(load, rng):
     before, after, turn = chunk_pair(rng, 1.0)
     after.depth[:3, :6] *= 1.5  # a fifth of the shared points
     bench = load("bench_chunks")
-    found = bench.fit_shared(before, after, 3)
-    monkeypatch.setattr(bench, "ITERATIONS", 0)
-    plain = bench.fit_shared(before, after, 3)
+    found, plain = (bench.fit_shared(before, after, 3, huber) for huber in (0.1, 1e9))
     assert abs(found.scale - turn.scale) < 0.6 * abs(plain.scale - turn.scale)
+
+
+class Shifting:
+    """A session that sees the same scene in each window, in another unit and another frame."""
+
+    def __init__(self, depth, T):
+        self.depth, self.T, self.windows = depth, T, 0
+        self.feature_cache = FeatureCache()
+
+    def infer(self, window):
+        self.windows += 1
+        turn = Similarity(self.windows, np.eye(3), np.array([0.0, 0, self.windows]))
+        at = [int(view.image[0, 0, 0]) for view in window.views]
+        found = prediction(np.array([turn.pose(self.T[k]) for k in at]), self.depth[at])
+        found.depth[:] *= self.windows
+        return found
+
+
+def test_joined_chunks_have_one_unit_and_one_frame(load, rng):
+    T = np.tile(np.eye(4), (12, 1, 1))
+    T[:, 0, 3] = 0.1 * np.arange(12)
+    depth = rng.uniform(1, 2, (12, 28, 42)).astype(np.float32)
+    images = [np.full((28, 42, 3), k, np.uint8) for k in range(12)]
+    frames = [SimpleNamespace(image=i, depth=d) for i, d in zip(images, depth, strict=True)]
+    session = Shifting(depth, T)
+    found = load("bench_chunks").joined(session, frames, 6, 3, 42)
+    assert session.windows == 3
+    np.testing.assert_allclose(np.stack(found.depth), depth, rtol=1e-4)
+    np.testing.assert_allclose(found.T - found.T[0], T - T[0], atol=1e-4)
 
 
 class Mirrored:

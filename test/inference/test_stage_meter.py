@@ -1,5 +1,7 @@
 """Stages of a window: each is counted once, with its own memory, and nothing stays watched."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -97,7 +99,18 @@ def test_stages_of_a_session_are_those_of_its_network(backend, tmp_path):
     assert list(found) == [PREPARE, OTHER, BACKBONE, HEAD, CAMERA]
     assert all(s.seconds > 0 for s in found.values())
     assert found[BACKBONE].seconds > found[CAMERA].seconds
+    assert all(s.memory < 200 * 2**20 for s in found.values()), "without what was in use before"
     assert not [c for c in session.stage_calls() if c.method in vars(c.owner)]
+
+
+def test_seconds_are_those_of_one_window(monkeypatch):
+    clock = itertools.count()
+    monkeypatch.setattr(stage_meter.time, "perf_counter", lambda: float(next(clock)))
+    config = InferenceConfig("da3-tiny", "random", "cpu", "torch", process_res=56)
+    session = InferenceSession(config, poses=False)
+    session.memory.fit((4, 3), 3, 1)
+    two, four = (measure_stages(session, (64, 48), windows) for windows in (2, 4))
+    assert {s.name: s.seconds for s in two} == {s.name: s.seconds for s in four}
 
 
 def test_watching_changes_no_result():
