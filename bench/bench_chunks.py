@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import child
 import numpy as np
 import results_file
 from bench_alignment import fit_points
@@ -243,7 +244,7 @@ def spawned(method: str, room: int, options: argparse.Namespace) -> dict[str, An
     command = [sys.executable, __file__, "--one", method, str(room)]
     for name in ("model", "device", "backend", "precision", "process_res", "frames"):
         command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = child.run(command, stderr=subprocess.PIPE)
     if done.returncode:
         return {"refused": (done.stderr.strip().splitlines() or ["no output"])[-1]}
     return json.loads(done.stdout.splitlines()[-1])

@@ -22,7 +22,6 @@ import json
 import mmap
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,6 +29,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import child
 import numpy as np
 import results_file
 import torch
@@ -179,12 +179,10 @@ def rows_of(model: str, options: argparse.Namespace, folder: Path) -> Iterator[d
         return
     with tempfile.TemporaryDirectory(dir=folder) as parent:
         where = Path(parent) / model
-        subprocess.run([*THIS, "--write", model, str(where)], check=True)
+        child.run([*THIS, "--write", model, str(where)]).check_returncode()
         for state, _ in itertools.product(options.states, range(options.repeats)):
             words = json.dumps([model, str(where), state, options.precision, options.device])
-            done = subprocess.run(
-                [*THIS, "--one", words], stdout=subprocess.PIPE, text=True, check=False
-            )
+            done = child.run([*THIS, "--one", words])
             if done.returncode:
                 ended = f"the process ended with {done.returncode}"
                 yield {"model": model, "state": state, "refused": ended}

@@ -20,6 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import child
 import numpy as np
 import results_file
 
@@ -147,7 +148,7 @@ def exports(points: int, jobs: list[str]) -> list[dict[str, float]]:
     for job in jobs:
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, __file__, "--points", str(points), "--alone", job]
-            done = subprocess.run([*command, "--folder", folder], capture_output=True, text=True)
+            done = child.run([*command, "--folder", folder], stderr=subprocess.PIPE)
             if done.returncode:
                 raise SystemExit(done.stderr)
             rows.append(json.loads(done.stdout))

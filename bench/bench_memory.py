@@ -17,11 +17,11 @@ import ctypes
 import gc
 import itertools
 import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+import child
 import results_file
 import torch
 from arguments import size
@@ -98,7 +98,8 @@ def main() -> None:
             options.models, options.sizes, options.views, options.backends, options.precisions
         ):
             command = [sys.executable, __file__, "--row", json.dumps([*row, cache])]
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            done = child.run(command)
+            done.check_returncode()
             rows.append(json.loads(done.stdout.splitlines()[-1]))
             print("  ".join(f"{v:.2f}" if isinstance(v, float) else str(v)
                             for v in rows[-1].values()), flush=True)  # fmt: skip

@@ -20,12 +20,12 @@ import dataclasses
 import itertools
 import json
 import statistics
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import child
 import results_file
 import torch
 from bench_network import DTYPES, Size, parse_size, release_memory
@@ -113,7 +113,8 @@ def measure(case: Case, repeats: int) -> list[dict]:
 def in_own_process(case: Case, chunks: Chunks) -> float:
     """Returns the MiB that a pass takes on top of the network."""
     words = [sys.executable, __file__, "--one", json.dumps([dataclasses.asdict(case), chunks])]
-    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
+    done = child.run(words)
+    done.check_returncode()
     return float(done.stdout.splitlines()[-1])
 
 

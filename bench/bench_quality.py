@@ -23,6 +23,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import child
 import numpy as np
 import results_file
 from refinement_runs import tracked
@@ -120,7 +121,7 @@ def spawned(options: argparse.Namespace, **changes: Any) -> dict[str, Any]:
     for name in ("model", "process_res", "views", "precision", "backend", "device", "rooms",
                  "frames"):  # fmt: skip
         command += [f"--{name.replace('_', '-')}", str(values[name])]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = child.run(command, stderr=subprocess.PIPE)
     if done.returncode:
         text = (done.stderr.strip().splitlines() or ["no output"])[-1]
         return {**changes, "refused": text}

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import results_file
 from arguments import size
-from session_row import RowSetting, end_by_sigterm, run
+from session_row import RowSetting, run
 
 from da3_ros.inference.devices import open_device
 
@@ -108,7 +108,6 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     options = parse()
-    end_by_sigterm()
     print("| " + " | ".join(COLUMNS[options.what]) + " |")
     print("|" + "---|" * len(COLUMNS[options.what]))
     rows = {"budgets": budgets, "windows": windows}[options.what](options)

@@ -21,6 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import child
 import results_file
 from tqdm import tqdm
 
@@ -39,7 +40,7 @@ def rows_of(model: str, backend: str, options: argparse.Namespace) -> list[dict[
         given = itertools.chain(*(("-p", f"{name}:={value}") for name, value in values.items()))
         command = [sys.executable, "-m", "da3_ros", "bench", *given, "--stages", "--frames", "3",
                    "--json", str(file)]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = child.run(command, stderr=subprocess.PIPE)
         if done.returncode:
             return [key | {"refused": (done.stderr.strip().splitlines() or ["no output"])[-1]}]
         report = json.loads(file.read_text())

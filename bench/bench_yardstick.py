@@ -24,13 +24,13 @@ import json
 import logging
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import child
 import results_file
 import torch
 from arguments import size
@@ -231,7 +231,7 @@ def in_own_process(variant: Variant, folder: Path) -> dict:
     """Runs ``alone`` in a new process; the same command line, with the variant."""
     which = json.dumps([variant.by, variant.size, variant.precision, str(folder)])
     words = [sys.executable, __file__, *sys.argv[1:], "--alone", which]
-    done = subprocess.run(words, stdout=subprocess.PIPE, text=True)
+    done = child.run(words)
     if done.returncode:
         return {"alone": f"the process ended with {done.returncode}"}
     return json.loads(done.stdout.splitlines()[-1])

@@ -36,7 +36,7 @@ from typing import Any
 
 import results_file
 from arguments import size
-from session_row import TIMED_OUT, RowSetting, end_by_sigterm, run
+from session_row import TIMED_OUT, RowSetting, run
 from tqdm import tqdm
 
 from da3_ros.inference.devices import open_device
@@ -261,7 +261,6 @@ def matrix_of(options: argparse.Namespace, model: str) -> Matrix:
 def main() -> int:
     """Measures the rows that are missing; returns 1 if earlier rows are of something else."""
     options = parsed()
-    end_by_sigterm()
     begun = time.monotonic()
     try:
         matrices = [matrix_of(options, model) for model in options.models]

@@ -11,8 +11,6 @@ import argparse
 import dataclasses
 import json
 import logging
-import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -22,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import child
 import numpy as np
 
 from da3_ros.inference import BudgetError, DeviceError, InferenceConfig, InferenceSession
@@ -193,33 +192,21 @@ def percentile(seconds: list[float], q: int) -> float | None:
     return float(np.percentile(seconds, q)) if len(seconds) >= FEWEST[q] else None
 
 
-def end_by_sigterm() -> None:
-    """Lets SIGTERM, as of ``timeout``, end this process as an exception: its row ends with it."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-
-
 def run(setting: RowSetting, timeout: float | None = None) -> dict[str, Any]:
     """Measures the row in a new process; one that fails or takes too long is ``refused``.
 
-    timeout: seconds. The process's own children, as those of a compiler, end with it.
+    timeout: seconds.
     """
     words = [sys.executable, __file__, json.dumps(dataclasses.asdict(setting))]
-    process = subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
     try:
-        out, err = process.communicate(timeout=timeout)
+        done = child.run(words, timeout=timeout, stderr=subprocess.PIPE)
     except subprocess.TimeoutExpired:
         return {"refused": f"{TIMED_OUT} {timeout:g} s"}
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    if process.returncode < 0:
-        return {"refused": f"ended by signal {-process.returncode}, as when memory runs out"}
-    if process.returncode:
-        return {"refused": (err.strip().splitlines() or ["no message"])[-1]}
-    row: dict[str, Any] = json.loads(out.splitlines()[-1])
+    if done.returncode < 0:
+        return {"refused": f"ended by signal {-done.returncode}, as when memory runs out"}
+    if done.returncode:
+        return {"refused": (done.stderr.strip().splitlines() or ["no message"])[-1]}
+    row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return row
 
 

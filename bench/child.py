@@ -1,0 +1,37 @@
+"""Processes that a benchmark starts, which end with it: also by a time limit and by Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from typing import IO
+
+
+def run(
+    words: Sequence[str], *, timeout: float | None = None, stderr: int | IO[str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command and returns what it wrote to stdout, and its exit code.
+
+    stderr: as ``subprocess``; None: that of this process. The command's own children, as those of
+    a compiler, end with it. Raises subprocess.TimeoutExpired after ``timeout`` seconds.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _exit)
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+
+def _exit(*_: object) -> None:
+    """Ends this process as an exception does, so that its children end too."""
+    sys.exit(128 + signal.SIGTERM)
