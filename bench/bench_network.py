@@ -120,7 +120,7 @@ class Runner:
             if device.kind == "cuda":
                 self._keep("reference autocast", half, self._reference(device.native_half()))
         if interfaces:
-            self._add_interfaces(name, half)
+            self._add_interfaces(name)
         drop_rays(ours)
         state = {k: v.clone() for k, v in ours.state_dict().items()}
         for precision in precisions:
@@ -139,12 +139,12 @@ class Runner:
     def _keep(self, variant: str, precision: str, run) -> None:
         self.variants[variant], self.types[variant] = run, precision
 
-    def _add_interfaces(self, name: str, half: str) -> None:
+    def _add_interfaces(self, name: str) -> None:
         """Adds the reference's interface, if it is installed, and a session of ours."""
         N, (height, width) = self.images.shape[1], self.size
         pictures = np.random.default_rng(0).integers(0, 256, (N, height, width, 3), np.uint8)
         if hasattr(self, "theirs"):
-            self._add_reference_interface(pictures, half)
+            self._add_reference_interface(pictures)
         config = InferenceConfig(
             name, "random", str(self.device.device), "torch", process_res=max(width, height)
         )
@@ -155,13 +155,14 @@ class Runner:
         precision = next(k for k, v in DTYPES.items() if str(v) == f"torch.{ran}")
         self._keep(f"our session {precision}", precision, lambda: session.infer(next(windows)))
 
-    def _add_reference_interface(self, pictures, half: str) -> None:
+    def _add_reference_interface(self, pictures) -> None:
         try:
             call = reference_call(self.theirs, pictures)
         except (ImportError, RuntimeError) as error:  # a torchvision of another torch raises that
             print(f"reference interface: left out ({error})", file=sys.stderr)
             return
-        kind = "bf16" if self.device.kind == "cpu" else half  # which it chooses itself
+        # It chooses by the GPU, on a CPU too; without one that is float16.
+        kind = "bf16" if torch.cuda.is_bf16_supported() else "fp16"
         self._keep("reference interface", kind, call)
 
     def _reference(self, dtype: torch.dtype):
