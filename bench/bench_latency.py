@@ -21,6 +21,8 @@ from da3_ros.messages.decode import stamp_ns
 from da3_ros.messages.outputs import FRAME_TOPICS
 from da3_ros.ros.rclpy_library import RclpyLibrary
 
+PATIENCE_S = 300  # for engines to be built
+
 
 def start(module, remaps, parameters):
     """Starts a node's module as a process, and returns the process."""
@@ -81,8 +83,9 @@ def measure(seconds, parameters, count, rate_hz, backend):
     """Runs camera and node for ``seconds``, and returns the results (see ``figures``).
 
     count: number of cameras; rate_hz: of each. The time begins when the node runs on ``backend``
-    ("": any).
+    ("": any). Raises RuntimeError if a process ends, or if that takes more than PATIENCE_S.
     """
+    deadline = time.monotonic() + PATIENCE_S
     names = [f"c{n}" for n in range(count)] if count > 1 else []
     listed = [f"cameras:=[{','.join(names)}]"] if names else []
     camera = start(
@@ -97,6 +100,11 @@ def measure(seconds, parameters, count, rate_hz, backend):
             rclpy.spin_once(listener, timeout_sec=0.1)
             if node.poll() is not None or camera.poll() is not None:
                 raise RuntimeError(f"a process ended: {' '.join(node.args)}")
+            if time.monotonic() > deadline:
+                ran = listener.backend or "nothing"
+                raise RuntimeError(
+                    f"after {PATIENCE_S} s it runs on {ran}, not {backend or 'any'}"
+                )
         listener.windows.clear()
         listener.arrivals.clear()
         end = time.monotonic() + seconds

@@ -29,6 +29,7 @@ from tqdm import tqdm
 
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.inference import InferenceConfig, InferenceSession
+from da3_ros.inference.devices import open_device
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.types import Array, Prediction, View, Window
 
@@ -139,7 +140,7 @@ def main() -> None:
         better = [r["abs_rel"] < p["abs_rel"] for r, p in zip(each, found["plain"], strict=True)]
         rows.append(row | {"rooms_better": int(sum(better))})
         results_file.show(rows[-1])
-    results_file.write(options.out, {"rows": rows}, options.device)
+    results_file.write(options.out, {"rows": rows}, open_device(options.device).name())
 
 
 if __name__ == "__main__":

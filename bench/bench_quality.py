@@ -31,6 +31,7 @@ from tqdm import tqdm
 
 from da3_ros.inference import InferenceConfig, InferenceSession
 from da3_ros.inference.benchmark import measure_speed
+from da3_ros.inference.devices import open_device
 from da3_ros.inference.planner import GIB
 from da3_ros.synthetic import Pace, SyntheticCamera
 from da3_ros.synthetic.evaluation import FramePair, depth_errors, trajectory_error
@@ -177,7 +178,9 @@ def main() -> None:
         rows.append(spawned(options, **changes))
         results_file.show(rows[-1])
     setting = {"rooms": options.rooms, "frames": options.frames, "image": list(SIZE)}
-    results_file.write(options.out, {"setting": setting, "rows": rows}, options.device)
+    results_file.write(
+        options.out, {"setting": setting, "rows": rows}, open_device(options.device).name()
+    )
 
 
 if __name__ == "__main__":

@@ -25,6 +25,8 @@ import child
 import results_file
 from tqdm import tqdm
 
+from da3_ros.inference.devices import open_device
+
 MODELS = ("da3-small", "da3-base", "da3-large")
 
 
@@ -71,7 +73,9 @@ def main() -> None:
         for row in found:
             results_file.show(row)
     setting = {"views": options.views, "new": 1, "camera": "640x480"}
-    results_file.write(options.out, {"setting": setting, "rows": rows}, options.device)
+    results_file.write(
+        options.out, {"setting": setting, "rows": rows}, open_device(options.device).name()
+    )
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ images, over the median depth; 0: bit by bit the same. Percentiles are null with
 window, for which an engine is built unless ``--cache`` has it: a large one takes minutes.
 
 ``--out`` is written after each row. Rows that are in it already are not measured again, if
-machine, versions and setting are the same, unless they timed out; with ``--minutes`` a long matrix
+machine, versions and setting are the same, unless they failed; with ``--minutes`` a long matrix
 is measured in several runs. With several models, the model's name is appended to the name of the
 file.
 """
@@ -36,7 +36,7 @@ from typing import Any
 
 import results_file
 from arguments import size
-from session_row import TIMED_OUT, RowSetting, run
+from session_row import RowSetting, run
 from tqdm import tqdm
 
 from da3_ros.inference.devices import open_device
@@ -115,9 +115,7 @@ class Matrix:
     def missing(self) -> list[Row]:
         """Returns the values of KEY of rows that are not there."""
         there = [
-            {name: row.get(name) for name in KEY}
-            for row in self._rows
-            if not row.get("refused", "").startswith(TIMED_OUT)
+            {name: row.get(name) for name in KEY} for row in self._rows if not row.get("again")
         ]
         return [key for key in self._keys if key not in there]
 
@@ -125,7 +123,7 @@ class Matrix:
         """Measures a row, adds it and writes the file."""
         before = os.getloadavg()[0]
         found = run(dataclasses.replace(self.setting, **key), timeout)
-        kept = {n: found[n] for n in ("refused", *MEASURED) if n in found}
+        kept = {n: found[n] for n in ("refused", "again", "reduced", *MEASURED) if n in found}
         commit = results_file.machine(self._device)["commit"]
         loads = {"load_before": before, "load_after": os.getloadavg()[0]}
         self._rows = [r for r in self._rows if any(r[n] != v for n, v in key.items())]
@@ -152,17 +150,21 @@ class Matrix:
 
 
 def summary(rows: list[Row]) -> Row:
-    """Returns the share of rows that ran, mean images/s by mode and precision, best, slowest."""
+    """Returns the share of rows that ran, mean images/s by mode and precision, best and slowest.
+
+    Means are of one backend each, of rows that were not compiled and whose size was not reduced.
+    """
     ran = [row for row in rows if "images_per_s" in row]
+    plain = [r for r in ran if r["compile"] == "off" and not r.get("reduced")]
     found: Row = {"success": [len(ran), len(rows)]}
-    for name in KEY:
-        values = dict.fromkeys(row[name] for row in ran)
-        found[f"by_{name}"] = {
-            value: statistics.mean(r["images_per_s"] for r in ran if r[name] == value)
-            for value in values
-        }
+    for name in ("mode", "precision"):
+        groups: dict[str, list[float]] = {}
+        for row in plain:
+            key = f"{row['backend']} {row[name]}"
+            groups.setdefault(key, []).append(row["images_per_s"])
+        found[f"by_{name}"] = {key: statistics.mean(rates) for key, rates in groups.items()}
     for name, choose in (("best", max), ("slowest", min)):
-        found[name] = _briefly(choose, ran)
+        found[name] = _briefly(choose, [r for r in ran if not r.get("reduced")])
     found["largest_stability"] = max((r["stability"] for r in ran), default=None)
     return found
 

@@ -251,6 +251,7 @@ ENTRIES: dict[str, Entry] = {
     "stages": Entry(
         ("stages.json",), listing(Column("name", "Stage"), Column("value", "ms, median"))
     ),
+    "replay": Entry(("*replay-*.json",), listing()),
     "window-stages": Entry(("*window-stages.json",), performance.window_stages),
     "postprocessing": Entry(("*postprocessing.json",), performance.postprocessing),
     "overlap": Entry(("overlap.json", "gpu-overlap.json"), performance.overlap),
@@ -284,7 +285,7 @@ ENTRIES: dict[str, Entry] = {
     "fleet": Entry(("fleet.json",), figures.fleet),
     "alignment-keyframes": Entry(("alignment-keyframes.json",), figures.keyframes),
     "scene-file": Entry(("scene-file.json",), figures.scene_file),
-    "dense-rectified": Entry(("dense-rectified.json",), figures.sweeps),
+    "dense-rectified": Entry(("dense-rectified.json", "gpu-dense.json"), figures.sweeps),
     "dense-faults": Entry(("dense-faults.json",), figures.dense_faults),
 }
 

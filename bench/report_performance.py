@@ -104,7 +104,7 @@ def _summary(result: Result) -> str:
     summary = result.data.get("summary", {})
     lines = []
     if "success" in summary:
-        lines.append("ran: {} of {}".format(*summary["success"]))
+        lines.append("rows: {} of {} ran".format(*summary["success"]))
     for key, means in summary.items():
         if key.startswith("by_") and means:
             listed = ", ".join(f"{name} {number(v)}" for name, v in means.items())
@@ -272,7 +272,7 @@ def windows_plot(results: Sequence[Result]) -> str:
             Series(_label(r), [(row["views"], row[key]) for row in r.rows if key in row])
             for r in results
         ]
-        panels.append(Panel(Axis("views of the window, one of them new"), Axis(title), series))
+        panels.append(Panel(Axis("views of the window"), Axis(title), series))
     return picture(panels, "Time and memory of a window by its number of views")
 
 

@@ -31,7 +31,6 @@ from da3_ros.types import Window
 
 FEWEST = {95: 20, 99: 100}  # runs from which on a percentile is more than the slowest run
 ENDLESS = 1 << 30
-TIMED_OUT = "timed out after"
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,9 @@ def measure(setting: RowSetting) -> dict[str, Any]:
         return {"refused": f"ran on {ran}: {setting.backend} does not fit, or failed"}
     if timed.stability == float("inf"):
         return {"refused": "depth that is known in one run is unknown in another"}
-    return _row(session, timed, planned.predicted, load_s)
+    row = _row(session, timed, planned.predicted, load_s)
+    # An engine that is kept was built by another row.
+    return row | {"cold_start_s": None} if setting.cache_dir else row
 
 
 def _config(setting: RowSetting, cache: str) -> InferenceConfig:
@@ -193,7 +194,8 @@ def percentile(seconds: list[float], q: int) -> float | None:
 
 
 def run(setting: RowSetting, timeout: float | None = None) -> dict[str, Any]:
-    """Measures the row in a new process; one that fails or takes too long is ``refused``.
+    """Measures the row in a new process; one that fails or takes too long is ``refused``, and has
+    ``again``: the session itself has refused nothing.
 
     timeout: seconds.
     """
@@ -201,13 +203,18 @@ def run(setting: RowSetting, timeout: float | None = None) -> dict[str, Any]:
     try:
         done = child.run(words, timeout=timeout, stderr=subprocess.PIPE)
     except subprocess.TimeoutExpired:
-        return {"refused": f"{TIMED_OUT} {timeout:g} s"}
+        return _failed(f"timed out after {timeout:g} s")
     if done.returncode < 0:
-        return {"refused": f"ended by signal {-done.returncode}, as when memory runs out"}
+        return _failed(f"ended by signal {-done.returncode}, as when memory runs out")
     if done.returncode:
-        return {"refused": (done.stderr.strip().splitlines() or ["no message"])[-1]}
+        return _failed((done.stderr.strip().splitlines() or ["no message"])[-1])
     row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return row
+
+
+def _failed(text: str) -> dict[str, Any]:
+    """Returns a row without figures that may have some another time."""
+    return {"refused": text, "again": True}
 
 
 def main() -> None:

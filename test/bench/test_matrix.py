@@ -32,13 +32,16 @@ def test_the_summary_counts_refused_rows_and_averages_the_others():
     refused = {"mode": "max", "precision": "int8", "compile": "off", "backend": "torch"}
     rows = [
         row("minimal", "off", 1.0), row("max", "off", 3.0, 0.5), row("max", "bfloat16", 5.0),
+        row("max", "off", 9.0) | {"backend": "openvino"},
+        row("max", "off", 2.0) | {"compile": "on"},
+        row("max", "off", 99.0) | {"reduced": ["images of 224 pixels"]},
         refused | {"refused": "no"},
     ]  # fmt: skip
     found = summary(rows)
-    assert found["success"] == [3, 4]
-    assert found["by_mode"] == {"minimal": 1.0, "max": 4.0}
-    assert found["by_precision"] == {"off": 2.0, "bfloat16": 5.0}
-    assert found["best"]["precision"] == "bfloat16"
+    assert found["success"] == [6, 7]
+    assert found["by_mode"] == {"torch minimal": 1.0, "torch max": 4.0, "openvino max": 9.0}
+    assert found["by_precision"] == {"torch off": 2.0, "torch bfloat16": 5.0, "openvino off": 9.0}
+    assert found["best"]["backend"] == "openvino"
     assert found["slowest"]["mode"] == "minimal"
     assert found["largest_stability"] == 0.5
     assert summary([refused | {"refused": "no"}])["best"] is None
@@ -114,8 +117,30 @@ def test_a_file_of_another_kind_is_left_alone(tmp_path, text):
 
 
 @pytest.mark.process
-def test_a_row_that_takes_too_long_says_so():
-    assert session_row.run(TINY, timeout=0.01)["refused"] == "timed out after 0.01 s"
+def test_a_row_that_takes_too_long_says_so_and_is_tried_again(tmp_path):
+    found = session_row.run(TINY, timeout=0.01)
+    assert found["refused"] == "timed out after 0.01 s"
+    file = tmp_path / "rows.json"
+    first = Matrix(TINY, KEYS, file)
+    first.measure(first.missing()[0], 0.01)
+    again = Matrix(TINY, KEYS, file)
+    again.keep_earlier()
+    assert len(again.rows()) == 1
+    assert len(again.missing()) == 2
+
+
+@pytest.mark.openvino
+def test_a_row_that_ran_on_another_backend_is_none(tmp_path):
+    little = dataclasses.replace(TINY, backend="openvino", gib=0.06, cache_dir=str(tmp_path))
+    found = session_row.measure(little)
+    assert "ran on torch" in found["refused"]
+
+
+def test_a_cold_start_is_not_that_of_another_rows_engine(tmp_path):
+    found = session_row.measure(
+        dataclasses.replace(TINY, backend="torch", cache_dir=str(tmp_path))
+    )
+    assert found["cold_start_s"] is None
 
 
 @pytest.mark.parametrize("unseen", [False, True])

@@ -132,7 +132,7 @@ def test_a_matrix_names_its_machine_its_setting_and_what_did_not_run(clone):
         "| balanced | bfloat16 | off | torch | 5 x 504x504 bfloat16 torch | 10.0 | 0.500 |" in page
     )
     assert re.search(r"^\| max \| float16 \| on \|.*\| no / kernel \|$", page, re.M)
-    assert "* Ran: 2 of 3." in page
+    assert "* Rows: 2 of 3 ran." in page
     assert "* Mean images/s by mode: balanced 0.350." in page
     assert "* Best: balanced, bfloat16, off, torch: 0.500 images/s." in page
 
