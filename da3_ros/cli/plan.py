@@ -15,7 +15,6 @@ from da3_ros.config import (
     config_from_parameters,
 )
 from da3_ros.parameter_schema import ConfigError
-from da3_ros.types import RESIZE_METHODS
 
 USUAL = ("da3-small", "da3-base", "da3-large")
 
@@ -45,7 +44,8 @@ def add_plan(commands: Any) -> None:
     plan.add_argument("--process-res", type=int, default=config.process_res)
     plan.add_argument(
         "--process-res-method", default=config.process_res_method,
-        help=f"side that --process-res determines: {' or '.join(RESIZE_METHODS)}",
+        help="side that --process-res determines: upper_bound_resize (the longest) or "
+        "lower_bound_resize (the shortest)",
     )  # fmt: skip
     plan.add_argument("--window", type=int, default=WindowConfig().size)
     plan.add_argument("--new", type=int, default=WindowConfig().new)
