@@ -87,7 +87,7 @@ def test_methods_are_themselves_again_also_after_an_error(device):
 
 @pytest.mark.slow
 @pytest.mark.openvino
-@pytest.mark.parametrize("backend", ["torch", "openvino"])
+@pytest.mark.parametrize("backend", ["torch", pytest.param("openvino", marks=pytest.mark.long)])
 def test_stages_of_a_session_are_those_of_its_network(backend, tmp_path):
     config = InferenceConfig(
         "da3-tiny", "random", "cpu", backend, str(tmp_path), process_res=56, mixed_precision="off"
