@@ -293,7 +293,7 @@ def measure(name: str, size: Size, options, device, peaks: dict[str, float]) -> 
                 "size": str(size),
                 "variant": variant,
                 "median_s": median,
-                "p95_s": float(np.percentile(values, 95)),
+                "p95_s": percentile(values, 95),
                 "p99_s": percentile(values, 99),
                 "std_s": statistics.pstdev(values),
                 "ratio": base / median,

@@ -110,11 +110,12 @@ def measure(case: Case, repeats: int) -> list[dict]:
     ]  # fmt: skip
 
 
-def in_own_process(case: Case, chunks: Chunks) -> float:
-    """Returns the MiB that a pass takes on top of the network."""
+def in_own_process(case: Case, chunks: Chunks) -> float | None:
+    """Returns the MiB that a pass takes on top of the network; None: it failed, and has said so."""
     words = [sys.executable, __file__, "--one", json.dumps([dataclasses.asdict(case), chunks])]
     done = child.run(words)
-    done.check_returncode()
+    if done.returncode:
+        return None
     return float(done.stdout.splitlines()[-1])
 
 

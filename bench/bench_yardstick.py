@@ -261,6 +261,8 @@ def main() -> None:
     options = parsed()
     if importlib.util.find_spec("transformers") is None:
         print("bench_yardstick: not run; it requires: pip install transformers")
+        if options.out is not None:
+            raise SystemExit(1)  # a file was asked for
         return
     logging.disable(logging.WARNING)
     if options.alone:
