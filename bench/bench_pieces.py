@@ -111,7 +111,7 @@ def measure(case: Case, repeats: int) -> list[dict]:
 
 
 def in_own_process(case: Case, chunks: Chunks) -> float | None:
-    """Returns the MiB that a pass takes on top of the network; None: it failed, and has said so."""
+    """Returns the MiB that a pass takes on top of the network; None: it failed."""
     words = [sys.executable, __file__, "--one", json.dumps([dataclasses.asdict(case), chunks])]
     done = child.run(words)
     if done.returncode:
