@@ -36,9 +36,7 @@ _COSTS = {
     torch.float32: _Costs(1.26, 41.0, 9.0, 3.6, 2.0),
     torch.bfloat16: _Costs(0.86, 25.0, 4.5, 1.9, 1.35),
 }
-# Of the second program of part ``window`` beside weights, and of what malloc keeps when the
-# programs take turns.
-PROGRAM = 48 * MIB
+PROGRAM = 16 * MIB  # of the second program of part ``window``, beside weights
 PIXEL = 480.0  # bytes per pixel that PyTorch, NumPy and malloc take beside the engine
 # Peak of the process that builds an engine: PyTorch, and copies of the weights.
 BUILD_FIXED, BUILD_WEIGHTS = 420 * MIB, 2.3
