@@ -5,8 +5,7 @@
     python bench/bench_backends.py --models da3-base --sizes 504x280 --out FILE.json
 
 Each row is a session with random weights (the same in all), with known earlier views: one new view
-per window, the rest from kept prefixes. ``any views``: without OpenVINO's second program, which is
-for the planned number of views. ``reference``: the reference package's network in fp32 on
+per window, the rest from kept prefixes. ``reference``: the reference package's network in fp32 on
 the whole window. All variants of a model and size run in turns in one process, each twice in a
 row, of which the second is timed; the table gives minimum and median. Ratios compare medians.
 Build times are those of an empty cache.
@@ -37,29 +36,25 @@ from da3_ros.inference.random_windows import random_windows  # noqa: E402
 
 VARIANTS = (
     ("torch", "off"), ("torch", "bfloat16"), ("torch", "int8"), ("openvino", "off"),
-    ("openvino", "bfloat16"), ("openvino any views", "off"), ("openvino any views", "bfloat16"),
+    ("openvino", "bfloat16"),
 )  # fmt: skip
-ANY_VIEWS = " any views"
 
 
 def opened(
     model: str, image: tuple[int, int], views: int, backend: str, precision: str, cache: str
 ) -> tuple[Callable[[], object], dict]:
     """Returns a function that runs the next window, and facts about the session."""
-    runtime = backend.removesuffix(ANY_VIEWS)
     config = InferenceConfig(
-        model, "random", "cpu", runtime, cache, mixed_precision=precision, process_res=max(image)
+        model, "random", "cpu", backend, cache, mixed_precision=precision, process_res=max(image)
     )
     start = time.perf_counter()
     session = InferenceSession(config, poses=False)
     plan = session.memory.fit(image, views, 1)
     windows = random_windows(plan, views, 1, 1 << 30)
     session.infer(next(windows))  # waits for the engine
-    if runtime != backend:
-        session.loaded.backend._engine.drop_fixed()
     facts = {
-        "backend": session.status().backend + backend.removeprefix(runtime),
-        "precision": session.status().precision, "first_window_s": time.perf_counter() - start,
+        "backend": session.status().backend, "precision": session.status().precision,
+        "first_window_s": time.perf_counter() - start,
     }  # fmt: skip
     return lambda: session.infer(next(windows)), facts
 
