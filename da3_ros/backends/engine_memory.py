@@ -3,10 +3,8 @@
 OpenVINO 2026.4, x86-64 with AVX512, anonymous memory of the process, da3-tiny to da3-base at
 280 x 210 to 504 x 378 pixels, 4 and 8 views: predictions of the plan are about 10 % off at most
 (bench/bench_memory.py). Tensors of
-a part with a varying number of views do not share memory, so a window takes two to four times what
-the same window takes with a fixed number of views. The usual number of views has a program of its
-own, with weights of its own; while it runs, the other holds no tensors. The prediction is for a
-window of another number of views, at most one less.
+a part with a varying number of views do not share memory, so a window takes four times what
+the same window takes with a fixed number of views, at the same speed.
 """
 
 from __future__ import annotations
@@ -29,14 +27,12 @@ class _Costs:
     window: float  # per byte of all views' tokens in fp32
     encode: float  # per byte of one view's tokens in fp32
     head: float  # per pixel and feature
-    fixed: float  # per byte of fp32 weights in the blocks across frames
 
 
 _COSTS = {
-    torch.float32: _Costs(1.26, 41.0, 9.0, 3.6, 2.0),
-    torch.bfloat16: _Costs(0.86, 25.0, 4.5, 1.9, 1.35),
+    torch.float32: _Costs(1.26, 41.0, 9.0, 3.6),
+    torch.bfloat16: _Costs(0.86, 25.0, 4.5, 1.9),
 }
-PROGRAM = 16 * MIB  # of the second program of part ``window``, beside weights
 PIXEL = 480.0  # bytes per pixel that PyTorch, NumPy and malloc take beside the engine
 # Peak of the process that builds an engine: PyTorch, and copies of the weights.
 BUILD_FIXED, BUILD_WEIGHTS = 420 * MIB, 2.3
@@ -59,16 +55,7 @@ def engine_memory(
     maps = costs.head * pixels * spec.features
     window = costs.window * views * tokens if spec.multi_view else 0.0
     return EngineMemory(
-        weights=round(costs.weights * weights + _fixed_program(spec, costs)),
+        weights=round(costs.weights * weights),
         activations=round(window + costs.encode * tokens + maps + PIXEL * pixels),
         build=round(BUILD_WEIGHTS * weights + BUILD_FIXED),
     )
-
-
-def _fixed_program(spec: ModelSpec, costs: _Costs) -> float:
-    """Bytes of the program for the usual number of views while it is loaded."""
-    if not spec.multi_view:
-        return 0.0
-    feed_forward = (3 if spec.swiglu else 2) * spec.width * spec.hidden
-    blocks = (spec.blocks - spec.alt_start) * (4 * spec.width**2 + feed_forward)
-    return PROGRAM + costs.fixed * 4 * blocks

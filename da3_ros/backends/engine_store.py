@@ -41,7 +41,6 @@ class _Job:
     """The engine of one image size; ``done`` is set when ``backend`` or ``fault`` is."""
 
     build: bool  # if it is not in the cache
-    views: int = 0  # of the usual window when preparing began; 0: unknown
     wanted: bool = True
     done: threading.Event = field(default_factory=threading.Event)
     backend: Backend | None = None
@@ -67,11 +66,10 @@ class EngineStore(Engines):
         """Whether an engine is being prepared."""
         return not all(job.done.is_set() for job in self._jobs.values())
 
-    def prepare(self, size: tuple[int, int], *, build: bool = True, views: int = 0) -> None:
+    def prepare(self, size: tuple[int, int], *, build: bool = True) -> None:
         """Start preparing the engine for images of ``size`` (H, W), if that has not begun.
 
-        build: False takes it from the cache only. views: number of views of the usual window, for
-        which the engine is faster; 0: unknown.
+        build: False takes it from the cache only.
         """
         job = self._jobs.get(size)
         if job is not None:
@@ -82,7 +80,7 @@ class EngineStore(Engines):
                 return
         elif len(self._jobs) >= self._most_sizes:
             self._drop(next(iter(self._jobs)))
-        job = self._jobs[size] = _Job(build, views)
+        job = self._jobs[size] = _Job(build)
         self._source.start(lambda source: _work(source, size, job))
 
     def keep_only(self, sizes: Collection[tuple[int, int]]) -> bool:
@@ -126,12 +124,11 @@ class EngineSource:
         checkpoint: str,
         facts: Mapping[str, Any],
         cache: EngineCache,
-        open_engine: Callable[[Path, int], Backend],
+        open_engine: Callable[[Path], Backend],
     ) -> None:
         """``facts``: what an engine depends on besides its size.
 
-        ``open_engine``: makes a checked backend of an engine's folder and the number of views of
-        the usual window; raises EngineError.
+        ``open_engine``: makes a checked backend of an engine's folder; raises EngineError.
         """
         self.model, self.ended = model, False
         self._checkpoint, self._facts = checkpoint, dict(facts)
@@ -147,17 +144,12 @@ class EngineSource:
         thread.start()
 
     def open(
-        self,
-        size: tuple[int, int],
-        views: int,
-        build: Callable[[], bool],
-        wanted: Callable[[], bool],
+        self, size: tuple[int, int], build: Callable[[], bool], wanted: Callable[[], bool]
     ) -> Backend | None:
         """The backend for images of ``size`` (H, W); None: not in the cache, and not to build.
 
-        views: number of views of the usual window; 0: unknown. An engine in the cache whose files
-        are intact is never built again: building has the same result. ``wanted`` False ends the
-        work. Raises EngineError or OSError.
+        An engine in the cache whose files are intact is never built again: building has the same
+        result. ``wanted`` False ends the work. Raises EngineError or OSError.
         """
         with self._turn:
             if self.ended or not wanted():
@@ -165,9 +157,9 @@ class EngineSource:
             facts = self._facts | {"size": list(size)}
             path = self._cache.find(facts)
             if path is None:
-                return self._build(size, views, facts, wanted) if build() else None
+                return self._build(size, facts, wanted) if build() else None
             try:
-                return self._open(path, views)
+                return self._open(path)
             except EngineError as error:
                 raise EngineError(f"{error}; delete {path} to build it again") from error
 
@@ -185,11 +177,7 @@ class EngineSource:
                 thread.join(END_S)
 
     def _build(
-        self,
-        size: tuple[int, int],
-        views: int,
-        facts: dict[str, Any],
-        wanted: Callable[[], bool],
+        self, size: tuple[int, int], facts: dict[str, Any], wanted: Callable[[], bool]
     ) -> Backend:
         begun, kept = time.monotonic(), self._cache.folder is not None
         log.info(
@@ -198,7 +186,7 @@ class EngineSource:
         )  # fmt: skip
         with self._cache.new_folder() as folder:
             self._run_builder(size, folder, facts, wanted)
-            backend = self._open(self._cache.keep(folder, facts), views)
+            backend = self._open(self._cache.keep(folder, facts))
         log.info("the engine is ready after %.0f s", time.monotonic() - begun)
         return backend
 
@@ -244,7 +232,7 @@ class EngineSource:
 def _work(source: EngineSource, size: tuple[int, int], job: _Job) -> None:
     """Thread: prepare one engine."""
     try:
-        job.backend = source.open(size, job.views, lambda: job.build, lambda: job.wanted)
+        job.backend = source.open(size, lambda: job.build, lambda: job.wanted)
     except (EngineError, OpenVinoMissingError, OSError) as error:
         job.fault = " ".join(str(error).split())
     except Exception as error:  # of any kind: torch runs instead

@@ -72,16 +72,11 @@ def golden_fault(
     if fault or decode is None:
         return fault
     size = (images.shape[-2], images.shape[-1])
+    out = decode(prefix, size)
     expected = Output(*(golden[name][None] for name in Output._fields[:4]))
-    return output_fault(decode(prefix, size), expected, precision)
-
-
-def output_fault(found: Output, expected: Output, precision: torch.dtype) -> str:
-    """Text about results of a window that differ too much from those expected; "" if none do."""
-    bound = BOUNDS[precision]
     if precision == torch.float32:
-        return difference(found[:4], expected[:4], bound)
-    return difference(found[:2], expected[:2], bound) or pose_fault(found, expected)
+        return difference(out[:4], expected[:4], bound)
+    return difference(out[:2], expected[:2], bound) or pose_fault(out, expected)
 
 
 def _prefix_names(prefix: Any) -> dict[str, str]:

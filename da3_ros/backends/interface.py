@@ -60,11 +60,10 @@ class Engines(ABC):
         """Whether one is being prepared, which takes memory."""
         return False
 
-    def prepare(self, size: tuple[int, int], *, build: bool = True, views: int = 0) -> None:
+    def prepare(self, size: tuple[int, int], *, build: bool = True) -> None:
         """Start preparing the backend for images of ``size`` (H, W), if that has not begun.
 
-        build: False takes it from a cache only. views: number of views of the usual window, for
-        which it may be faster; 0: unknown.
+        build: False takes it from a cache only.
         """
         return
 

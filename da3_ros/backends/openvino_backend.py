@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from da3_ros.backends.golden import output_fault
 from da3_ros.backends.interface import Backend
 from da3_ros.backends.openvino_engine import OpenVinoEngine
 from da3_ros.network import Network
@@ -19,15 +17,9 @@ from da3_ros.network.monocular import MonocularDepth, MonocularOutput
 from da3_ros.network.nested import NestedDepthAnything3, NestedPrefix
 from da3_ros.network.stages import BACKBONE, CAMERA, HEAD, StageCall, stage_calls
 
-log = logging.getLogger(__name__)
-
 
 class OpenVinoBackend(Backend):
-    """Runs an engine. ``module`` gives the camera slots and decodes the cameras.
-
-    The first window of the engine's usual number of views runs by both programs that it has for
-    it: here, and not when the engine is loaded, no other window takes memory.
-    """
+    """Runs an engine. ``module`` gives the camera slots and decodes the cameras."""
 
     name = "openvino"
     keeps_memory = True
@@ -55,27 +47,6 @@ class OpenVinoBackend(Backend):
         return NestedPrefix(*prefix, *(x[None] for x in self._engine.image(batch)))
 
     def decode(
-        self,
-        prefix: Any,
-        size: tuple[int, int],
-        camera_tokens: Tensor | None,
-        frames: Tensor | None,
-    ) -> Output:
-        engine = self._engine
-        if engine.fixed_checked or prefix.tokens.shape[1] != engine.views:
-            return self._decode(prefix, size, camera_tokens, frames)
-        with engine.any_views():  # that program was compared with PyTorch
-            expected = self._decode(prefix, size, camera_tokens, frames)
-        found = self._decode(prefix, size, camera_tokens, frames)
-        engine.fixed_checked = True
-        fault = output_fault(found, expected, engine.precision)
-        if not fault:
-            return found
-        log.warning("windows of %d views get no program of their own: %s", engine.views, fault)
-        engine.drop_fixed()
-        return expected
-
-    def _decode(
         self,
         prefix: Any,
         size: tuple[int, int],

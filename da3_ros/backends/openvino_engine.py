@@ -5,10 +5,8 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +22,6 @@ log = logging.getLogger(__name__)
 PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 # Of OpenVINO's CPU device; without one it computes in another type, and says nothing.
 CAPABILITIES = {torch.bfloat16: "BF16", torch.float16: "FP16"}
-FIXED = "window of fixed views"  # the second program of part ``window``
 BF16_PAYS = 1.25  # least speed-up over fp32 for which bfloat16 is used
 
 
@@ -33,25 +30,13 @@ class EngineError(RuntimeError):
 
 
 class OpenVinoEngine:
-    """The parts of one network, compiled. Not thread-safe: one worker owns it.
-
-    ``window`` is compiled for any number of views, and once more for ``views``: with a fixed
-    number, tensors share memory and neighbouring operations are one, which is faster.
-    """
+    """The parts of one network, compiled. Not thread-safe: one worker owns it."""
 
     def __init__(
-        self,
-        folder: Path,
-        names: Sequence[str],
-        precision: torch.dtype,
-        threads: int,
-        views: int = 0,
+        self, folder: Path, names: Sequence[str], precision: torch.dtype, threads: int
     ) -> None:
-        """``folder``: see engine_builder. ``views``: of the usual window; 0: unknown.
-
-        Raises EngineError.
-        """
-        self.precision, self._hint = precision, PRECISIONS[precision]
+        """``folder``: see engine_builder. Raises EngineError."""
+        self._hint = PRECISIONS[precision]
         config = {
             "INFERENCE_PRECISION_HINT": self._hint,
             "EXECUTION_MODE_HINT": "ACCURACY" if self._hint == "f32" else "PERFORMANCE",
@@ -59,33 +44,13 @@ class OpenVinoEngine:
             "INFERENCE_NUM_THREADS": threads,
         }
         core = openvino().Core()
-        self.views = views if views > 1 and "window" in names else 0
-        self.fixed_checked = False  # whether that program's results were compared with the other's
-        self._latest = ""  # which program of ``window`` holds intermediate results
         try:
             self._programs = {
                 name: core.compile_model(str(folder / f"{name}.xml"), "CPU", config)
                 for name in names
             }
-            if self.views:
-                model = _of_views(core.read_model(str(folder / "window.xml")), self.views)
-                self._programs[FIXED] = core.compile_model(model, "CPU", config)
         except RuntimeError as error:
             raise EngineError(f"OpenVINO cannot compile it: {first_line(error)}") from error
-
-    @contextmanager
-    def any_views(self) -> Iterator[None]:
-        """Context in which all windows run by the program for any number of views."""
-        views, self.views = self.views, 0
-        try:
-            yield
-        finally:
-            self.views = views
-
-    def drop_fixed(self) -> None:
-        """Run windows of all numbers of views by the one program from now on."""
-        self.views, self._latest = 0, ""
-        self._programs.pop(FIXED, None)
 
     def release(self) -> None:
         """Free the intermediate results that the parts keep for their next run."""
@@ -107,11 +72,7 @@ class OpenVinoEngine:
 
         tokens: [N, T, D]. slots: camera tokens [N, D]. frames: int64 [M].
         """
-        name = FIXED if len(tokens) == self.views else "window"
-        if self._latest not in ("", name):
-            self._programs[self._latest].release_memory()  # or both programs' would stay
-        self._latest = name
-        *taps, camera = self._run(name, tokens.numpy(), slots.numpy(), frames.numpy())
+        *taps, camera = self._run("window", tokens.numpy(), slots.numpy(), frames.numpy())
         depth, confidence = self.head(*taps)
         return depth, confidence, torch.from_numpy(camera.copy())
 
@@ -173,17 +134,6 @@ def bf16_pays(width: int) -> bool:
     ratio = times["f32"] / times["bf16"]
     log.info("bfloat16 is %.2g times as fast as float32 in OpenVINO on this CPU", ratio)
     return ratio > BF16_PAYS
-
-
-def _of_views(model: Any, views: int) -> Any:
-    """Part ``window`` with a fixed number of views; that of wanted views still varies."""
-    shapes = {}
-    for name in ("tokens", "slots"):
-        shape = model.input(name).get_partial_shape()
-        shape[0] = views
-        shapes[name] = shape
-    model.reshape(shapes)
-    return model
 
 
 def first_line(error: BaseException) -> str:

@@ -89,9 +89,9 @@ def open_store(opening: Opening) -> EngineStore:
         "machine": platform.machine(),
     }
 
-    def open_engine(folder: Path, views: int) -> OpenVinoBackend:
+    def open_engine(folder: Path) -> OpenVinoBackend:
         try:
-            return open_checked(module, folder, opening.precision, opening.threads, views)
+            return open_checked(module, folder, opening.precision, opening.threads)
         finally:
             release()  # what compiling it took; where image sizes alternate, the heap would grow
 
@@ -101,15 +101,14 @@ def open_store(opening: Opening) -> EngineStore:
 
 
 def open_checked(
-    module: Network, folder: Path, precision: torch.dtype, threads: int, views: int = 0
+    module: Network, folder: Path, precision: torch.dtype, threads: int
 ) -> OpenVinoBackend:
     """A backend with the engine in ``folder``, compared with its golden run.
 
-    views: number of views of the usual window, 0: unknown. Raises EngineError if the results
-    differ.
+    Raises EngineError if the results differ.
     """
     names = json.loads((folder / MANIFEST).read_text())["parts"]
-    backend = OpenVinoBackend(module, OpenVinoEngine(folder, names, precision, threads, views))
+    backend = OpenVinoBackend(module, OpenVinoEngine(folder, names, precision, threads))
 
     def decode(prefix: Any, size: tuple[int, int]) -> Any:
         return backend.decode(prefix, size, None, None)

@@ -68,7 +68,6 @@ class LoadedNetwork:
         self._torch = TorchBackend(self.module, self.precision, self.compiler)
         self.backend: Backend  # of the newest window, whose images have ``_size``
         self._use_engines = self._build = False  # whether the plan in force does; may build them
-        self._views = 0  # of the plan's windows; 0: no plan yet
         self._streams = streams
         self._engines = self._open_engines()
         self.attention = hardware.attention(self.precision)
@@ -131,21 +130,14 @@ class LoadedNetwork:
         return "torch" if self._engines is None else self._wanted_backend
 
     def use_backend(
-        self,
-        backend: str,
-        wanted: str,
-        sizes: Sequence[tuple[int, int]],
-        *,
-        build: bool = True,
-        views: int = 0,
+        self, backend: str, wanted: str, sizes: Sequence[tuple[int, int]], *, build: bool = True
     ) -> bool:
         """Use a plan's backend, with engines for images of ``sizes`` (H, W), the plan's own first.
 
         Engines are prepared beside us; meanwhile torch runs. Those of other sizes, and all if the
         plan is for torch, are dropped; returns whether there were any. build: False takes engines
-        from the cache only. views: of the plan's windows. Warns once if the plan, for want of
-        memory, is for another backend than ``wanted``. Raises DeviceError if the backend cannot
-        run here.
+        from the cache only. Warns once if the plan, for want of memory, is for another backend
+        than ``wanted``. Raises DeviceError if the backend cannot run here.
         """
         if backend != "torch" and self._engines is None:
             raise DeviceError(
@@ -155,14 +147,14 @@ class LoadedNetwork:
         if backend != wanted and wanted != "torch" and not self._warned:
             self._warned = True
             log.warning("memory_budget_gb is too small for an engine of %s: using torch", wanted)
-        self._use_engines, self._build, self._views = backend != "torch", build, views
+        self._use_engines, self._build = backend != "torch", build
         if self._engines is None:
             return False
         dropped = self._engines.keep_only(sizes if self._use_engines else ())
         if dropped and self.backend is not self._torch:
             self.backend = self._torch  # which holds no engine: its memory is free now
         if self._use_engines:
-            self._engines.prepare(sizes[0], build=build, views=views)
+            self._engines.prepare(sizes[0], build=build)
         return dropped
 
     def begin_window(self, size: tuple[int, int], window: int) -> None:
@@ -215,7 +207,7 @@ class LoadedNetwork:
         short = not self._torch.may_compile  # memory ran out: engines take more than torch
         if self._engines is None or not self._use_engines or self._engine_failed or short:
             return self._torch
-        self._engines.prepare(size, build=self._build, views=self._views)
+        self._engines.prepare(size, build=self._build)
         return self._engines.get(size) or self._torch
 
     def release(self) -> None:

@@ -213,7 +213,7 @@ class MemoryGovernor(Memory):
         own = (plan.height, plan.width)
         sizes = (own, *(size for size in self.requests.sizes if size != own))
         build = self._pinned or not self._guess
-        if self._network.use_backend(plan.backend, wanted, sizes, build=build, views=plan.window):
+        if self._network.use_backend(plan.backend, wanted, sizes, build=build):
             self.meter.forget_kept()
 
     def _adopt_without_lower_precision(self, plan: Plan) -> Plan:

@@ -37,7 +37,7 @@ def wait_until(condition):
         time.sleep(0.01)
 
 
-def store_of(tmp_path, opened=lambda path, views: "engine", **options):
+def store_of(tmp_path, opened=lambda path: "engine", **options):
     source = EngineSource("da3-tiny", "random", {"a": 1}, EngineCache(tmp_path), opened)
     return EngineStore(source, **{"wait": True} | options)
 
@@ -49,7 +49,7 @@ def test_a_store_waits_for_its_engine_or_not(tmp_path, monkeypatch):
     waiting.prepare(SIZE)
     assert waiting.get(SIZE) == "engine"
     go = threading.Event()
-    other = store_of(tmp_path, lambda path, views: go.wait(PATIENCE_S) and "engine", wait=False)
+    other = store_of(tmp_path, lambda path: go.wait(PATIENCE_S) and "engine", wait=False)
     other.prepare(SIZE)
     assert other.get(SIZE) is None
     go.set()
@@ -73,7 +73,7 @@ def test_engines_are_prepared_one_after_another(tmp_path, monkeypatch):
     Builder(monkeypatch)
     active, most = [], []
 
-    def opened(path, views):
+    def opened(path):
         active.append(path)
         most.append(len(active))
         time.sleep(0.05)
@@ -133,7 +133,7 @@ def test_a_builder_that_hangs_is_ended(tmp_path, monkeypatch, caplog):
 def test_an_intact_engine_that_fails_its_check_is_not_built_again(tmp_path, monkeypatch, caplog):
     builder = Builder(monkeypatch)
 
-    def refuse(path, views):
+    def refuse(path):
         raise EngineError("its results are not PyTorch's: result 0 differs by 0.5 of its norm")
 
     (tmp_path / "engine").mkdir()
@@ -170,7 +170,7 @@ def test_a_failed_build_is_one_warning(tmp_path, monkeypatch, caplog, script, te
 def test_an_engine_that_fails_its_check_is_not_used(tmp_path, monkeypatch, caplog):
     Builder(monkeypatch)
 
-    def refuse(path, views):
+    def refuse(path):
         raise EngineError("its results are not PyTorch's: result 0 differs by 0.5 of its norm")
 
     store = store_of(tmp_path, refuse)
@@ -181,7 +181,7 @@ def test_an_engine_that_fails_its_check_is_not_used(tmp_path, monkeypatch, caplo
 
 def test_an_unexpected_error_ends_in_torch_too(tmp_path, monkeypatch, caplog):
     Builder(monkeypatch)
-    store = store_of(tmp_path, lambda path, views: 1 / 0)
+    store = store_of(tmp_path, lambda path: 1 / 0)
     store.prepare(SIZE)
     assert store.get(SIZE) is None
     assert "ZeroDivisionError" in store.fault(SIZE)

@@ -17,11 +17,11 @@ pytest.importorskip("openvino", reason="needs OpenVINO: pip install openvino")
 
 from support.cases import long_after
 
-from da3_ros.backends import openvino_engine, openvino_runtime
+from da3_ros.backends import openvino_runtime
 from da3_ros.backends.compiled import difference
 from da3_ros.backends.engine_builder import build_engine, load_network
 from da3_ros.backends.golden import GOLDEN, smooth_images
-from da3_ros.backends.openvino_engine import FIXED, EngineError
+from da3_ros.backends.openvino_engine import EngineError
 from da3_ros.backends.openvino_import import OpenVinoMissingError
 from da3_ros.backends.openvino_runtime import open_checked
 from da3_ros.config import config_from_parameters
@@ -92,51 +92,6 @@ def test_windows_of_all_sizes_equal_torch(walk, poses, sizes):
         window = Window(0, views(frames[:n]), new, wanted=wanted, T_prior_camera=T)
         assert_equal(ours.infer(window), torchs.infer(window))
         assert ours.status().backend == "openvino"
-
-
-def test_windows_of_the_planned_number_of_views_have_a_program_of_their_own(walk):
-    _, frames = walk
-    ours, torchs = session_of("openvino"), session_of("torch")
-    used = []
-    for session in (ours, torchs):
-        session.memory.fit(SIZE, 4, 1)
-    for number, n in enumerate((3, 4, 4, 2)):
-        window = Window(number, views(frames[:n]), 1, wanted=(0, n - 1))
-        assert_equal(ours.infer(window), torchs.infer(window))
-        used.append(ours.loaded.backend._engine._latest)
-    assert used == ["window", FIXED, FIXED, "window"]
-    shape = ours.loaded.backend._engine._programs[FIXED].input("tokens").get_partial_shape()
-    assert shape.is_static
-    assert shape[0].get_length() == 4
-
-
-def test_a_program_for_fixed_views_with_other_results_is_not_used(
-    walk, engine_cache, tmp_path, monkeypatch, caplog
-):
-    session_of("openvino").infer(Window(0, views(walk[1][:2]), 2))  # it is in the cache then
-    folder, network = engine_of(engine_cache, SIZE), load_network("da3-tiny", WEIGHTS)
-    real = openvino_engine._of_views
-
-    def wrong(model, count):
-        """Attention in which keys ask, instead of queries."""
-        made = real(model, count)
-        nodes = made.get_ordered_ops()
-        attention = next(n for n in nodes if n.get_type_name() == "ScaledDotProductAttention")
-        attention.input(0).replace_source_output(attention.input_value(1))
-        return made
-
-    monkeypatch.setattr(openvino_engine, "_of_views", wrong)
-    backend = open_checked(network, folder, torch.float32, 1, 3)
-    assert backend._engine.views == 3
-    images = torch.from_numpy(smooth_images(3, SIZE[::-1]))[None]
-    network.set_chunks(Chunks(1, 1, 0))
-    with torch.inference_mode():
-        out = backend.decode(backend.encode(images), SIZE[::-1], None, None)
-        plain = network.decode(network.encode(images), SIZE[::-1], ref_view="first")
-    assert difference(out[:4], plain[:4], 1e-5) == ""  # that window is right already
-    assert backend._engine.views == 0
-    assert FIXED not in backend._engine._programs
-    assert "windows of 3 views get no program of their own: result 0 differs" in caplog.text
 
 
 @pytest.mark.long
@@ -356,8 +311,9 @@ def test_out_of_memory_in_an_engine_runs_the_window_on_torch(walk, monkeypatch):
     def no_memory(*inputs, **options):
         raise RuntimeError("Exception from src/inference/src/infer_request.cpp: std::bad_alloc")
 
+    engine = session.loaded.backend._engine
+    monkeypatch.setitem(engine._programs, "window", no_memory)
     no_memory.release_memory = lambda: None
-    monkeypatch.setitem(session.loaded.backend._engine._programs, FIXED, no_memory)
     assert_equal(session.infer(window), expected)
     assert session.status().backend == "torch"
     assert "memory ran out" in session.status().degraded[0]
@@ -372,7 +328,7 @@ def test_an_engine_that_fails_costs_no_window(walk, monkeypatch, caplog):
     def broken(*inputs, **options):
         raise RuntimeError("could not execute a primitive")
 
-    monkeypatch.setitem(session.loaded.backend._engine._programs, FIXED, broken)
+    monkeypatch.setitem(session.loaded.backend._engine._programs, "window", broken)
     for _ in range(2):
         assert_equal(session.infer(window), expected)
         assert session.status().backend == "torch"
