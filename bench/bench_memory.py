@@ -6,8 +6,8 @@
 
 Each row is a process of its own: it opens a session with random weights, runs its first window,
 resets the peak and runs three more, and one with a view less. ``measured``: growth of the peak of
-anonymous memory over that of the imports, with those that PyTorch makes at its first tensor without
-data. Engines come from a cache, which the first process of a size fills.
+anonymous memory over that of the imports, with those that PyTorch makes at its first tensor
+without data. Engines come from a cache, which the first process of a size fills.
 """
 
 from __future__ import annotations

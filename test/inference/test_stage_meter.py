@@ -100,6 +100,7 @@ def test_stages_of_a_session_are_those_of_its_network(backend, tmp_path):
     assert all(s.seconds > 0 for s in found.values())
     assert found[BACKBONE].seconds > found[CAMERA].seconds
     assert all(s.memory < 200 * 2**20 for s in found.values()), "without what was in use before"
+    assert found[BACKBONE].memory > 2**17, "with what a runtime keeps between windows"
     assert not [c for c in session.stage_calls() if c.method in vars(c.owner)]
 
 
