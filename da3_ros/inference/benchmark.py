@@ -89,8 +89,8 @@ class Stage:
 
     name: str
     seconds: float  # mean of the timed windows
-    # Bytes at its peak, above weights, kept prefixes and what else was in use; with what the stages
-    # before it keep, where a runtime does that.
+    # Bytes at its peak, above weights, kept prefixes and what else was in use; with what the
+    # stages before it keep, where a runtime does that.
     memory: int
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -69,7 +70,8 @@ class MemoryGovernor(Memory):
         self.plan: Plan | None = None
         self._pinned = False  # whether the plan comes from ``use_plan`` and must not change
         self.over_budget = ""  # why no new plan was made after a window exceeded the budget
-        self.factor = UNMEASURED  # ratio of measured to predicted activations
+        self.factor = UNMEASURED  # ratio of measured to predicted activations, in PyTorch
+        self._engine_factor = UNMEASURED  # the same of the preferred other backend
         self._measured_on: set[str] = set()  # backends
         self._rehearsing = self._guess = False
 
@@ -162,7 +164,15 @@ class MemoryGovernor(Memory):
             request = replace(
                 request, other_sizes=tuple(s for s in self.requests.sizes if s != own)
             )
-        return make_plan(self._hardware, request, budget, factor, lower)
+        plan = make_plan(self._hardware, request, budget, factor, lower)
+        if plan.backend == "torch" or self._engine_factor <= factor:
+            return plan
+        # What windows take in PyTorch says nothing about an engine.
+        plan = make_plan(self._hardware, request, budget, self._engine_factor, lower)
+        if plan.backend == "torch":
+            without = replace(request, backend="torch")
+            plan = make_plan(self._hardware, without, budget, factor, lower)
+        return plan
 
     def _take(self, plan: Plan) -> None:
         """``_adopt`` a plan for a new budget or measurement; earlier plans become invalid."""
@@ -245,7 +255,7 @@ class MemoryGovernor(Memory):
         with self.undone_if_refused():
             self.budget, self.fallback.level = budget, 0
             self._automatic, self._before_growth = not memory_budget_gb, None
-            self.growth.restart()
+            self.growth = Growth()
             if plan is not None:
                 self._take(plan)
                 self._check(budget)  # again: the self-check may have ruled out a lower precision
@@ -259,13 +269,13 @@ class MemoryGovernor(Memory):
 
     @contextmanager
     def undone_if_refused(self) -> Iterator[None]:
-        """A BudgetError inside this context restores the budget and all plans from before."""
+        """An error inside this context restores the budget and all plans from before."""
         budget, level, over_budget = self.budget, self.fallback.level, self.over_budget
         growth = self._automatic, self._before_growth, self.factor
         plan, plans = self.plan, dict(self.requests.plans)
         try:
             yield
-        except BudgetError:
+        except Exception:
             self.budget, self.fallback.level = budget, level
             self._automatic, self._before_growth, self.factor = growth
             if plan is not None:
@@ -303,13 +313,22 @@ class MemoryGovernor(Memory):
         if self.growth.lasting is None:
             return
         budget, factor = self.growth.lasting
-        with suppress(BudgetError), self.undone_if_refused():
-            larger = self._make(request, budget, factor)
-            if not gains(self._hardware, request, plan, larger):
-                return
-            self._before_growth = self._before_growth or (self.budget, self.factor)
-            self.budget, self.factor = max(self.budget, budget), factor
-            self._take(larger)
+        try:
+            with self.undone_if_refused():
+                larger = self._make(request, budget, factor)
+                if not gains(self._hardware, request, plan, larger):
+                    return
+                self._before_growth = self._before_growth or (self.budget, self.factor)
+                self.budget, self.factor = max(self.budget, budget), factor
+                self._take(larger)
+        except BudgetError:
+            pass  # another camera's images need more than that
+        except Exception as error:
+            if not self._hardware.is_out_of_memory(error):
+                raise
+            log.warning("no memory for a larger plan after all: the plan from before stays")
+            self.growth.disappoint()
+            self.growth.fail()
         self.growth.restart()
 
     def _shrink_back(self, request: Request) -> None:
@@ -317,6 +336,7 @@ class MemoryGovernor(Memory):
             return
         (self.budget, self.factor), self._before_growth = self._before_growth, None
         log.warning("memory ran out after the plan had grown: the plan from before returns")
+        self.growth.disappoint()
         with suppress(BudgetError):  # another camera may need more than that now
             plan = self._make(request, self.budget)
             self.fallback.restart(0)
@@ -410,7 +430,11 @@ class MemoryGovernor(Memory):
     def _replan(self, plan: Plan, taken: int) -> None:
         """Plan again with the measured memory of a window, in bytes."""
         self._measured_on.add(self._network.backend.name)
-        self.factor = self._measured_factor(plan, taken)
+        factor = self._measured_factor(plan, taken)
+        if plan.backend == "torch":
+            self.factor = factor
+        else:
+            self._engine_factor = factor
         request = self.requests.newest
         if request is None:
             return
@@ -423,7 +447,10 @@ class MemoryGovernor(Memory):
     def _measured_factor(self, plan: Plan, taken: int) -> float:
         """The ratio of measured to predicted activations of a window that took ``taken`` bytes."""
         activations = max(1, taken - (plan.predicted - plan.activations))
-        return min(4.0, max(1.0, self.factor * activations / plan.activations))
+        planned = self.factor
+        if plan.backend != "torch":
+            planned = max(planned, self._engine_factor)
+        return min(4.0, max(1.0, planned * activations / plan.activations))
 
 
 def _budget_bytes(gigabytes: float, hardware: Device, free: int, *, warn: bool = False) -> int:
@@ -508,27 +535,33 @@ class FallbackLevel:
 # Growth of a reduced plan when memory is free again.
 
 CHECK_EVERY = 10  # windows between two checks of free memory
+CHECK_S = 5.0  # and at least this time
+MOST_FAILURES = 2  # of growth, from which on a plan stays small until a budget is set
 STABLE_CHECKS = 3  # checks in a row that must all allow the larger plan
-MOST_CHECKS = 48 * STABLE_CHECKS  # as many at most, after growth that was wrong
 GROWTH_MARGIN = 1.1  # ratio of the budget that would be free to the one that is used
 
 
 class Growth:
     """Owns the newest checks of free memory, and tells what all of them allow.
 
-    Free memory that comes and goes allows only its least value. Each failure, a plan for which
-    memory ran out, doubles the number of checks that count.
+    Free memory that comes and goes allows only its least value. A failure, a plan for which
+    memory ran out, doubles the number of checks that count. After MOST_FAILURES larger plans that
+    had to be given up nothing grows.
     """
 
     def __init__(self) -> None:
         self._windows = 0  # since the last check
+        self._since = time.monotonic()  # the last check
+        self._failures = 0
         self._checks: deque[tuple[int, float]] = deque(maxlen=STABLE_CHECKS)
         self._factor: float | None = None  # largest measured one since the last check
 
     @property
     def is_due(self) -> bool:
-        """Whether enough windows ran since the last check."""
-        return self._windows >= CHECK_EVERY
+        """Whether enough windows and time have passed since the last check."""
+        if self._failures >= MOST_FAILURES or self._windows < CHECK_EVERY:
+            return False
+        return time.monotonic() - self._since >= CHECK_S
 
     @property
     def lasting(self) -> tuple[int, float] | None:
@@ -549,17 +582,21 @@ class Growth:
     def note(self, budget: int, factor: float) -> None:
         """Note a check: the budget that memory allows; ``factor`` counts if none was measured."""
         self._checks.append((budget, self._factor or factor))
-        self._factor, self._windows = None, 0
+        self._factor, self._windows, self._since = None, 0, time.monotonic()
 
     def restart(self) -> None:
         """Forget all checks."""
         self._checks.clear()
-        self._factor, self._windows = None, 0
+        self._factor, self._windows, self._since = None, 0, time.monotonic()
+
+    def disappoint(self) -> None:
+        """A larger plan had to be given up."""
+        self._failures += 1
 
     def fail(self) -> None:
         """Memory ran out: forget all checks, and wait for twice as many before growing again."""
         assert self._checks.maxlen is not None
-        self._checks = deque(maxlen=min(MOST_CHECKS, 2 * self._checks.maxlen))
+        self._checks = deque(maxlen=2 * self._checks.maxlen)
         self.restart()
 
 
