@@ -291,17 +291,16 @@ def main() -> None:
         print(json.dumps(one(options.one[0], int(options.one[1]), options)))
         return
     rows = []
-    for method in tqdm(options.methods, unit="method"):
-        found = [spawned(method, room, options) for room in range(options.rooms)]
-        rows.append(mean_of(found, method, options.frames))
-        results_file.show(rows[-1])
     setting = {
         name: getattr(options, name)
         for name in ("model", "backend", "precision", "process_res", "frames", "rooms")
     }
-    results_file.write(
-        options.out, {"setting": setting, "rows": rows}, open_device(options.device).name()
-    )
+    device = open_device(options.device).name()
+    for method in tqdm(options.methods, unit="method"):
+        found = [spawned(method, room, options) for room in range(options.rooms)]
+        rows.append(mean_of(found, method, options.frames))
+        results_file.show(rows[-1])
+        results_file.write(options.out, {"setting": setting, "rows": rows}, device)
 
 
 if __name__ == "__main__":

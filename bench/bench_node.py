@@ -87,13 +87,12 @@ def main() -> None:
         for model, rate, extra in itertools.product(options.models, options.rates, EXTRAS)
         if model == SHIPS or extra == "neither"
     ]
-    rows = []
+    rows, device = [], open_device("auto").name()
     for model, extra, rate in tqdm(settings, unit="setting"):
         rows.append(row_of(model, extra, rate, options))
         results_file.show(rows[-1])
+        results_file.write(options.out, {"seconds": options.seconds, "rows": rows}, device)
     rclpy.try_shutdown()
-    device = open_device("auto").name()
-    results_file.write(options.out, {"seconds": options.seconds, "rows": rows}, device)
 
 
 if __name__ == "__main__":

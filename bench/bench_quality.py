@@ -174,13 +174,12 @@ def main() -> None:
         print(json.dumps(one(options)))
         return
     rows = []
+    setting = {"rooms": options.rooms, "frames": options.frames, "image": list(SIZE)}
+    device = open_device(options.device).name()
     for changes in tqdm(settings(options), unit="setting"):
         rows.append(spawned(options, **changes))
         results_file.show(rows[-1])
-    setting = {"rooms": options.rooms, "frames": options.frames, "image": list(SIZE)}
-    results_file.write(
-        options.out, {"setting": setting, "rows": rows}, open_device(options.device).name()
-    )
+        results_file.write(options.out, {"setting": setting, "rows": rows}, device)
 
 
 if __name__ == "__main__":
