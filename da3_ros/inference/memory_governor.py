@@ -355,7 +355,8 @@ class MemoryGovernor(Memory):
         held = plan.weights + self._hardware.context() + (companion.weights if companion else 0)
         held += 0 if plan.prefix_on_host else self._feature_cache.nbytes
         free = self._hardware.free() + min(self._hardware.in_use(), held)
-        return int(FREE_SHARE * free / GROWTH_MARGIN)
+        margin = HOST_MARGIN if self._hardware.shares_host else GROWTH_MARGIN
+        return int(FREE_SHARE * free / margin)
 
     # Windows -------------------------------------------------------------------------------------
 
@@ -539,6 +540,7 @@ CHECK_S = 5.0  # and at least this time
 MOST_FAILURES = 2  # of growth, from which on a plan stays small until a budget is set
 STABLE_CHECKS = 3  # checks in a row that must all allow the larger plan
 GROWTH_MARGIN = 1.1  # ratio of the budget that would be free to the one that is used
+HOST_MARGIN = 2.0  # the same of the host's memory: where that runs out, the process is ended
 
 
 class Growth:

@@ -293,6 +293,17 @@ def test_a_little_more_memory_is_not_worth_a_change(monkeypatch, full_gb):
     assert set(run(session, 2 * PATIENCE)) == {before.process_res}
 
 
+def test_memory_of_the_host_must_be_twice_as_free(monkeypatch, full_gb):
+    """Where it runs out, the process is ended, and no plan from before returns."""
+    session, gpu = reduced_session(monkeypatch, full_gb)
+    small = session.memory.plan.process_res
+    monkeypatch.setattr(gpu, "shares_host", True)
+    gpu.others = int((3 - 1.2 / FREE_SHARE) * full_gb * GIB)
+    assert set(run(session, 2 * PATIENCE)) == {small}
+    gpu.others = int((3 - 2.5 / FREE_SHARE) * full_gb * GIB)
+    assert run(session, PATIENCE + CHECK_EVERY)[-1] == ASKED
+
+
 def test_a_plan_grows_in_part_if_memory_does(monkeypatch, full_gb):
     session, gpu = reduced_session(monkeypatch, full_gb)
     before = session.memory.plan

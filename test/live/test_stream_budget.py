@@ -43,6 +43,7 @@ def test_a_budget_that_no_longer_fits_stays_the_old_one(monkeypatch):
 def test_a_live_stream_grows_when_memory_is_free_and_its_scene_goes_on(monkeypatch):
     """Images of the network are as large as asked for again; the status says so."""
     monkeypatch.setattr(module, "CHECK_EVERY", 2)
+    monkeypatch.setattr(module, "CHECK_S", 0.0)
     free = [8 * GIB]
     monkeypatch.setattr(Cpu, "free", lambda self: free[0])
     monkeypatch.setattr(Cpu, "window_peak", lambda *args: stream.session.memory.plan.predicted)
