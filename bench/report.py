@@ -154,8 +154,6 @@ VALUES = {
         {"data": "redkitchen_200", "refined": True, "adjusted": True, "camera_info": True},
         "{} m", digits=2,
     ),
-    "windows-growth": Source("cpu-windows-no-amx-small.json", "median_s", {"views": 64}, "{} s"),
-    "windows-usual": Source("cpu-windows-no-amx-small.json", "median_s", {"views": 8}, "{} s"),
 }  # fmt: skip
 # Sentences with values in braces. One is left out where a file that it needs is missing.
 FACTS = (
@@ -171,8 +169,6 @@ FACTS = (
     "**The live node** with OpenVINO on two CPU cores publishes {live-rate} windows/s of "
     "da3-tiny, {live-age} after the image's stamp, and {live-small-rate} windows/s of da3-small "
     "([table](#latency-of-the-live-node)).",
-    "**Longer windows**: da3-small takes {windows-usual} with 8 views and {windows-growth} with "
-    "64 ([table](#window-sizes)).",
     "**Memory**: da3-small with eight views of 280x210 takes {memory-cpu} on a CPU "
     "([table](#predicted-and-measured-on-cpus)). On a GPU, da3-giant with eight views of 504x378 "
     "is predicted to take {plan-giant} ([table](#what-fits-on-a-gpu)).",
