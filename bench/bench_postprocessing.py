@@ -9,13 +9,13 @@ poses are the mean of both in the plane of the mirror. ``bilateral D S``: OpenCV
 log(depth) over D pixels with a deviation of S. ``abs_rel``: after one scale per window;
 ``abs_rel_edges``: within three pixels of a step of 10 % of the true depth. ``rotation_deg``,
 ``place_percent``: RMSE of the motion from the first view to each other one; the place in per cent
-of the way, after the best scale. ``times``: seconds over those of the plain window.
+of the way, after the best scale.
+``flips`` takes the time of two windows.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -127,16 +127,11 @@ def main() -> None:
         window, depth, T = window_of(room)
         for name, run in variants.items():
             session.feature_cache.bound(0)
-            start = time.perf_counter()
-            result = run(window)
-            seconds = time.perf_counter() - start
-            found[name].append(errors(result, depth, T) | {"seconds": seconds})
+            found[name].append(errors(run(window), depth, T))
     rows = []
-    plain_s = np.median([r["seconds"] for r in found["plain"]])
     for name, each in found.items():
         row: dict[str, Any] = {"variant": name, "rooms": len(each)}
-        row |= {k: float(np.mean([r[k] for r in each])) for k in each[0] if k != "seconds"}
-        row["times"] = float(np.median([r["seconds"] for r in each]) / plain_s)
+        row |= {k: float(np.mean([r[k] for r in each])) for k in each[0]}
         better = [r["abs_rel"] < p["abs_rel"] for r, p in zip(each, found["plain"], strict=True)]
         rows.append(row | {"rooms_better": int(sum(better))})
         results_file.show(rows[-1])

@@ -344,7 +344,7 @@ window_stages = listing(
 )  # fmt: skip
 postprocessing = listing(
     "variant", "rooms", "abs_rel", Column("abs_rel_edges", "AbsRel at edges"), "rotation_deg",
-    Column("place_percent", "Place, % of the way"), Column("times", "Times the plain window"),
+    Column("place_percent", "Place, % of the way"),
     Column("rooms_better", "Rooms with better depth"),
 )  # fmt: skip
 _chunks = listing(
