@@ -167,3 +167,15 @@ def test_stages_of_models_are_in_one_table(tmp_path):
     )  # fmt: skip
     assert {"pre-processing", "backbone", "head", "camera"} <= {row["stage"] for row in rows}
     assert all(row["ms"] > 0 for row in rows)
+
+
+@long
+def test_all_that_a_frame_costs_beside_the_network(tmp_path):
+    pytest.importorskip("rclpy")
+    out = tmp_path / "out.json"
+    done = programs.run(BENCH / "bench_stages.py", "--count", "1", "--out", out)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    assert found["decode"] > 0
+    assert found["build points"] > 0
+    assert found["all but network"] > found["all but network, join and map"] > 0
