@@ -83,6 +83,8 @@ def bench(options: BenchOptions, settings: NodeConfig) -> str:
     """
     if options.json is not None and not options.json.parent.is_dir():
         raise BenchError(f"--json {options.json}: its folder does not exist")
+    if options.shown is not None and not options.shown.exists():  # before minutes of measuring
+        raise BenchError(f"--of {options.shown} does not exist")
     config = settings.pipeline
     try:
         opened = _open(config, options)

@@ -296,7 +296,7 @@ class MemoryGovernor(Memory):
         """Make a reduced plan larger, never beyond the request, if memory has been free for long.
 
         It counts what an automatic budget would be now, and what windows measured: both may have
-        been worse when the plan was made. A budget that the user has set is never exceeded. If
+        been worse when the plan was made. No plan exceeds a budget that the user has set. If
         memory ran out since the plan grew, the plan from before is in force again.
         """
         plan, request = self.plan, self.requests.newest
@@ -337,7 +337,7 @@ class MemoryGovernor(Memory):
         (self.budget, self.factor), self._before_growth = self._before_growth, None
         log.warning("memory ran out after the plan had grown: the plan from before returns")
         self.growth.disappoint()
-        with suppress(BudgetError):  # another camera may need more than that now
+        with suppress(BudgetError, MemoryError):  # another camera may need more than that now
             plan = self._make(request, self.budget)
             self.fallback.restart(0)
             self._take(plan)
