@@ -79,6 +79,10 @@ def table(question: Question) -> list[list[str]]:
     device = planning_device(question.config.device, question.config.performance_mode)
     if question.measure and isinstance(device, AbsentCuda):
         raise DeviceError("--measure needs the device itself: set --device to one of this machine")
+    if isinstance(device, AbsentCuda) and not all(question.budgets_gb):
+        raise DeviceError(
+            "no CUDA device is here whose free memory could be the budget: add --budget GIB"
+        )
     header = ["budget", "model", "views", "size", "backend", "precision", "predicted", "reduced"]
     if question.measure:
         header[7:7] = ["measured", "frames/s"]

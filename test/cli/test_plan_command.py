@@ -1,6 +1,7 @@
 """`da3_ros plan`: its exit code, and the size by the side that is asked for."""
 
 import pytest
+import torch
 
 from da3_ros.cli import main
 
@@ -20,3 +21,9 @@ def test_a_plan_is_for_the_method_of_resizing(capsys, method, size):
     method = ("--process-res-method", f"{method}_bound_resize", "--size", "640x320")
     assert main([*PLAN, "da3-tiny", "--budget", "2", *method]) == 0
     assert size in capsys.readouterr().out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, whose memory counts")
+def test_a_gpu_that_is_not_here_needs_a_budget(capsys):
+    assert main(["plan", "--device", "cuda", "--model", "da3-tiny"]) == 1
+    assert "add --budget GIB" in capsys.readouterr().err
