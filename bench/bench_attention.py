@@ -198,7 +198,7 @@ def main() -> None:
         for row in measure([CHOSEN, *options.kernels], case, options.repeats, on):
             rows.append(head | row)
             results_file.show(rows[-1])
-    results_file.write(options.out, {"rows": rows}, on.name())
+        results_file.write(options.out, {"rows": rows}, on.name())  # a long run may be ended
 
 
 if __name__ == "__main__":

@@ -124,7 +124,7 @@ def main() -> None:
     rows = []
     for model, image in itertools.product(options.models, options.sizes):
         rows += measure(model, image, options)
-    results_file.write(options.out, {"rows": rows}, "cpu")
+        results_file.write(options.out, {"rows": rows}, "cpu")  # a long run may be ended
 
 
 if __name__ == "__main__":

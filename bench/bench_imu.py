@@ -31,7 +31,6 @@ from da3_ros.config import config_from_parameters
 from da3_ros.geometry.poses import invert_pose, mean_rotation
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.inertial.gravity import GravityFilter
-from da3_ros.inertial.noise import ImuNoise
 from da3_ros.inference import open_networks
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.scale_sources import SCALE_SOURCES
@@ -39,7 +38,7 @@ from da3_ros.scale_sources.imu import ImuFilter, ImuMotion
 from da3_ros.synthetic import SyntheticCamera, make_room, make_walk
 from da3_ros.synthetic.imu import ImuSamples, imu_samples
 from da3_ros.synthetic.truth import Noise, TruthSession
-from da3_ros.types import Array, Frame, ImuStretch, View
+from da3_ros.types import Array, Frame, ImuNoise, ImuStretch, View
 
 WALKS = ("carried", "drone", "handheld")
 RATE_HZ = 10.0

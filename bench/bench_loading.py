@@ -36,7 +36,8 @@ import torch
 from bench_network import DTYPES
 
 from da3_ros.inference import InferenceConfig, InferenceSession
-from da3_ros.inference.devices import host_free, open_device
+from da3_ros.inference.devices import open_device
+from da3_ros.inference.host_memory import host_free
 from da3_ros.inference.loading import put_on
 from da3_ros.network import (
     MODELS,

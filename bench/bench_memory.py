@@ -103,7 +103,7 @@ def main() -> None:
             rows.append(json.loads(done.stdout.splitlines()[-1]))
             print("  ".join(f"{v:.2f}" if isinstance(v, float) else str(v)
                             for v in rows[-1].values()), flush=True)  # fmt: skip
-    results_file.write(options.out, {"rows": rows}, "cpu")
+            results_file.write(options.out, {"rows": rows}, "cpu")  # a long run may be ended
 
 
 if __name__ == "__main__":

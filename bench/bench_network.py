@@ -372,7 +372,7 @@ def main() -> None:
             rows = measure(name, size, options, device, report["machine"]["matmul_tflops"])
             report["rows"] += rows
             print(as_text(rows), flush=True)
-    results_file.write(options.out, report, device.name())
+            results_file.write(options.out, dict(report), device.name())  # it may be ended
 
 
 if __name__ == "__main__":

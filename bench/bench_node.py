@@ -9,15 +9,26 @@ without refinement and dense depth, with refinement, with both. Windows of eight
 Weights: those that ship for da3-tiny (252 pixels), else random (280 pixels): random weights give
 nothing to refine, so they run without. A rate that the node cannot follow shows what it can: the
 oldest frames are dropped.
+
+``reference``: the reference package's own call on the same machine, without ROS, where the package
+is installed: on the eight views of each window, one of them new, as a node around it would make
+it; and on a chunk of 60 frames that shares 30 with the one before, the setting of DA3-Streaming
+(without its joining and loops). ``times``: the node's new frames per second, at its highest rate
+and with nothing beside the network, over those of the call.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import itertools
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import child
 import rclpy
 import results_file
 from bench_latency import measure
@@ -33,6 +44,8 @@ EXTRAS = {
     "refinement": {"refinement.enabled": True, "dense.enabled": False},
     "refinement, dense": {"refinement.enabled": True, "dense.enabled": True},
 }
+CALLS = {"its call on each window": (8, 1), "DA3-Streaming's chunks": (60, 30)}  # views, new ones
+REFERENCE = Path(__file__).with_name("reference_interface.py")
 STAGES = ("wait", "prepare", "network", "refinement", "window", "publish")
 
 
@@ -63,6 +76,31 @@ def row_of(model: str, extra: str, rate: float, options: argparse.Namespace) -> 
     return row | {"dropped": sum(found["drops"].values()), "received": found["received"]}
 
 
+def reference_rows(model: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the rows of the reference's calls, each measured in a process of its own.
+
+    rows: those of the node.
+    """
+    found = []
+    own = [r for r in rows if r["model"] == model and r["extras"] == "neither"]
+    fastest = max((r["windows_per_s"] for r in own if "refused" not in r), default=None)
+    for what, (views, new) in CALLS.items():
+        row = {"model": model, "what": what, "node_frames_per_s": fastest}
+        done = child.run(
+            [sys.executable, str(REFERENCE), model, "--views", str(views), "--new", str(new),
+             "--process-res", str(RES.get(model, OTHER_RES))],
+            stderr=subprocess.PIPE,
+        )  # fmt: skip
+        if done.returncode:
+            row["refused"] = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        else:
+            row |= json.loads(done.stdout.splitlines()[-1])
+            row["times"] = None if fastest is None else fastest / row["new_frames_per_s"]
+        results_file.show(row)
+        found.append(row)
+    return found
+
+
 def main() -> None:
     """Runs all settings; prints and writes their rows."""
     parser = argparse.ArgumentParser(
@@ -88,11 +126,15 @@ def main() -> None:
         if model == SHIPS or extra == "neither"
     ]
     rows, device = [], open_device("auto").name()
+    found: dict[str, Any] = {"seconds": options.seconds, "rows": rows}
     for model, extra, rate in tqdm(settings, unit="setting"):
         rows.append(row_of(model, extra, rate, options))
         results_file.show(rows[-1])
-        results_file.write(options.out, {"seconds": options.seconds, "rows": rows}, device)
+        results_file.write(options.out, dict(found), device)
     rclpy.try_shutdown()
+    if importlib.util.find_spec("depth_anything_3") is not None:
+        calls = [row for model in options.models for row in reference_rows(model, rows)]
+        results_file.write(options.out, found | {"reference": calls}, device)
 
 
 if __name__ == "__main__":

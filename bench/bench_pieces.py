@@ -164,13 +164,14 @@ def main() -> None:
         print(peak_mib(Case(size=size, **values), Chunks(*chunks)))
         return
     rows: list[dict] = []
+    device = open_device(options.device).name()
     for model, size, precision in itertools.product(
         options.models, options.sizes, options.precision
     ):
         for row in measure(Case(model, size, precision, options.device), options.repeats):
             rows.append(row)
             results_file.show(row)
-    results_file.write(options.out, {"rows": rows}, open_device(options.device).name())
+        results_file.write(options.out, {"rows": rows}, device)  # a long run may be ended
 
 
 if __name__ == "__main__":

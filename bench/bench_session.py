@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
@@ -47,30 +48,23 @@ def spawn(options: argparse.Namespace, **changes) -> dict:
     )
 
 
-def budgets(options: argparse.Namespace) -> list[dict]:
-    """Returns a row for every model and memory budget."""
-    rows = []
+def budgets(options: argparse.Namespace) -> Iterator[dict]:
+    """Yields a row for every model and memory budget."""
     for model, gib in itertools.product(options.models, options.gibs):
         found = spawn(options, model=model, gib=gib)
-        rows.append({"model": model, "budget_gib": gib, **found})
-        show(rows[-1:], "budgets")
-    return rows
+        yield {"model": model, "budget_gib": gib, **found}
 
 
-def windows(options: argparse.Namespace) -> list[dict]:
-    """Returns a row for every window size."""
-    rows = []
+def windows(options: argparse.Namespace) -> Iterator[dict]:
+    """Yields a row for every window size."""
     for views in options.sizes:
-        rows.append({"views": views, **spawn(options, views=views)})
-        show(rows[-1:], "windows")
-    return rows
+        yield {"views": views, **spawn(options, views=views)}
 
 
-def show(rows: list[dict], kind: str) -> None:
-    """Prints rows of the table."""
-    for row in rows:
-        cells = (_cell(row[c]) for c in COLUMNS[kind] if c in row)
-        print(f"| {' | '.join(cells)} | {row.get('refused', '')}".rstrip(), flush=True)
+def show(row: dict, kind: str) -> None:
+    """Prints a row of the table."""
+    cells = (_cell(row[c]) for c in COLUMNS[kind] if c in row)
+    print(f"| {' | '.join(cells)} | {row.get('refused', '')}".rstrip(), flush=True)
 
 
 def _cell(value) -> str:
@@ -110,8 +104,11 @@ def main() -> None:
     options = parse()
     print("| " + " | ".join(COLUMNS[options.what]) + " |")
     print("|" + "---|" * len(COLUMNS[options.what]))
-    rows = {"budgets": budgets, "windows": windows}[options.what](options)
-    results_file.write(options.out, {"rows": rows}, open_device(options.device).name())
+    device, rows = open_device(options.device).name(), []
+    for row in {"budgets": budgets, "windows": windows}[options.what](options):
+        show(row, options.what)
+        rows.append(row)
+        results_file.write(options.out, {"rows": rows}, device)  # a long run may be ended
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ def main() -> None:
                 rows.append(row | {"shares": shares(model, size, precision, on)})
                 listed = ", ".join(f"{k} {v:.0%}" for k, v in rows[-1]["shares"].items())
                 print(f"{model}, {size}, {precision}: {listed}", flush=True)
-    results_file.write(options.out, {"device": on.name(), "rows": rows}, on.name())
+                results_file.write(options.out, {"device": on.name(), "rows": rows}, on.name())
 
 
 if __name__ == "__main__":

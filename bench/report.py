@@ -223,6 +223,7 @@ ENTRIES: dict[str, Entry] = {
     "backends": Entry(("backends-*.json",), performance.backends),
     "latency": Entry(("latency-*.json",), performance.latency),
     "node": Entry(("node*.json",), performance.node),
+    "node-reference": Entry(("node*.json",), performance.node_reference),
     "network-cpu": Entry(("cpu-network-*.json",), performance.network_table("s", 1.0)),
     "network-gpu": Entry(
         ("gpu-network-*.json", "gpu-compiled-*.json"), performance.network_table("ms", 1e3)

@@ -337,6 +337,12 @@ node = listing(
     Column("network_s", "Network", 1e3), Column("refinement_s", "Refinement", 1e3),
     Column("window_s", "Whole window", 1e3), Column("publish_s", "Messages", 1e3),
 )  # fmt: skip
+node_reference = joined(
+    lambda result: result.data.get("reference", []),
+    "model", "image", Column("what", "The reference's package"), "views",
+    Column("new", "New ones"), Column("call_s", "A call, s"),
+    Column("new_frames_per_s", "New frames/s"), Column("node_frames_per_s", "New frames/s of the node"), Column("times", "Times as many"),
+)  # fmt: skip
 window_stages = listing(
     "model", Column("process_res", "Longer side"), "backend", "precision", "stage",
     Column("ms", "ms per window"), Column("mib", "Memory, MiB"),

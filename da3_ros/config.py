@@ -411,6 +411,21 @@ class ImuConfig:
         0.05, "longest time between two messages of `imu` that is bridged, seconds", low=0.001,
         high=1.0,
     )  # fmt: skip
+    # Names of Kalibr's files; the defaults are those of ``types.ImuNoise``.
+    accelerometer_noise_density: float = option(
+        2.8e-3, "white noise of the accelerometer, m/s^2 per root Hz", low=1e-5,
+        high=1.0,
+    )  # fmt: skip
+    accelerometer_random_walk: float = option(
+        8.6e-4, "walk of the accelerometer's bias, m/s^2 per root s",
+        low=1e-7, high=0.1,
+    )  # fmt: skip
+    gyroscope_noise_density: float = option(
+        1.6e-4, "white noise of the gyro, rad/s per root Hz", low=1e-6, high=0.1
+    )
+    gyroscope_random_walk: float = option(
+        2.2e-5, "walk of the gyro's bias, rad/s per root s", low=1e-8, high=0.01
+    )
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,23 @@ class GlobalPose:
 UNKNOWN_M2, UNKNOWN_RAD2 = 1e8, 1e4
 
 
+@dataclass(frozen=True)
+class ImuNoise:
+    """Standard deviations of an IMU's errors, of each axis.
+
+    The defaults are a consumer chip's. Noise and walk are those published with the calibration of
+    a phone's chip, BMI160 (data set TUM VI, arXiv 1804.06120); the offsets are those of the data
+    sheet of BMI088: 1 degree/s and 20 mg.
+    """
+
+    gyro: float = 1.6e-4  # white noise, rad/s per root Hz
+    gyro_walk: float = 2.2e-5  # of the bias, rad/s per root s
+    gyro_bias: float = 0.0175  # of the constant offset, rad/s
+    acceleration: float = 2.8e-3  # white noise, m/s^2 per root Hz
+    acceleration_walk: float = 8.6e-4  # of the bias, m/s^2 per root s
+    acceleration_bias: float = 0.196  # of the constant offset, m/s^2
+
+
 @dataclass(frozen=True, eq=False)
 class ImuStretch:
     """What an IMU measured from a camera's last frame to this one.
@@ -127,6 +144,7 @@ class ImuStretch:
     gyro: Array  # [N, 3] rad/s
     acceleration: Array  # [N, 3] m/s^2, specific force: 9.8 upwards at rest
     t_camera_imu: Array  # [3] position of the IMU in the camera's frame, metres
+    noise: ImuNoise = ImuNoise()  # of its samples, as its calibration says
 
 
 @dataclass(frozen=True, eq=False)

@@ -38,11 +38,6 @@ PARAMETERS = {
     "use_sim_time": bool,
 }
 VIEWER_PORT = 8080
-PRESETS = [
-    "realtime", "cpu", "jetson", "replay", "detail", "balanced", "memory", "quality",
-    "budget_4gb", "budget_8gb", "budget_12gb", "budget_16gb", "budget_24gb",
-]  # fmt: skip
-DEFAULTS = os.path.join(SHARE, "config", "da3.yaml")
 REMAPPINGS = {"image": "image_topic", "camera_info": "camera_info_topic"}
 # Topics in rviz/da3.rviz and navigation.rviz. Relative names on the right follow `namespace`.
 DISPLAYED = [
@@ -61,13 +56,13 @@ DISPLAYED = [
 ARGUMENTS = [
     DeclareLaunchArgument(
         "params_file",
-        default_value=DEFAULTS,
+        default_value=os.path.join(SHARE, "config", "da3.yaml"),
         description="YAML file with parameters of the node; given arguments override it",
     ),
     DeclareLaunchArgument(
         "preset",
         default_value="",
-        choices=["", *PRESETS],
+        choices=["", *launch_helpers.PRESETS],
         description="preset of parameters in config/; params_file and arguments override it",
     ),
     DeclareLaunchArgument(
@@ -205,11 +200,7 @@ def make_nodes(context):
 
 def da3_node(values, given):
     """Returns the live node. Raises RuntimeError if the parameter file does not exist."""
-    params_file = launch_helpers.parameter_file(values)
-    preset = os.path.join(SHARE, "config", f"{values['preset']}.yaml")
-    files = [preset, params_file] if values["preset"] else [params_file]
-    if params_file == DEFAULTS:
-        files.reverse()  # the defaults come first, since they set every parameter
+    files = launch_helpers.parameter_files(values, SHARE)
     if values["republish"]:
         values = {**values, "image_topic": decoded(values)}
     return Node(

@@ -42,6 +42,12 @@ ARGUMENTS = [
         description="YAML file with parameters of the node; given arguments override it",
     ),
     DeclareLaunchArgument(
+        "preset",
+        default_value="",
+        choices=["", *launch_helpers.PRESETS],
+        description="preset of parameters in config/; params_file and arguments override it",
+    ),
+    DeclareLaunchArgument(
         "cameras",
         default_value="front,left",
         description="names of the cameras, separated by commas; the first one leads",
@@ -164,10 +170,10 @@ def make_nodes(context):
 
 def da3_node(values, cameras, given):
     """Returns the live node. Raises RuntimeError if the parameter file does not exist."""
-    params_file = launch_helpers.parameter_file(values)
+    files = launch_helpers.parameter_files(values, SHARE)
     topic = "{camera}/image_raw" if is_on(values["synthetic"]) else values["image_topic"]
     return Node(
-        parameters=[params_file, {"cameras": cameras, **given}],
+        parameters=[*files, {"cameras": cameras, **given}],
         remappings=[(f"{c}/image", topic.replace("{camera}", c)) for c in cameras if topic],
         **launch_helpers.node_options(values),
     )

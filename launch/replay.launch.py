@@ -72,22 +72,7 @@ ARGUMENTS = [
     DeclareLaunchArgument(
         "preset",
         default_value="",
-        choices=[
-            "",
-            "realtime",
-            "cpu",
-            "jetson",
-            "replay",
-            "detail",
-            "balanced",
-            "memory",
-            "quality",
-            "budget_4gb",
-            "budget_8gb",
-            "budget_12gb",
-            "budget_16gb",
-            "budget_24gb",
-        ],
+        choices=["", *launch_helpers.PRESETS],
         description="preset of parameters from config/",
     ),
     DeclareLaunchArgument(

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from da3_ros.inertial.noise import GRAVITY, TURN_DRIFT, ImuNoise
+from da3_ros.inertial.noise import GRAVITY, TURN_DRIFT
 from da3_ros.inertial.preintegration import Preintegrated, preintegrate
 from da3_ros.inertial.samples import usable
-from da3_ros.types import Array, ImuStretch
+from da3_ros.types import Array, ImuNoise, ImuStretch
 
 LEAST_POSITION_M, MOST_POSITION_M = 0.002, 0.1  # standard deviations of a camera's position
 ROTATION = 0.002  # of a camera's rotation, rad
@@ -55,10 +55,10 @@ class GravityFilter:
     separated from gravity; else its standard deviation limits that of up.
     """
 
-    def __init__(self, noise: ImuNoise | None = None) -> None:
-        self.noise = noise or ImuNoise()
+    def __init__(self, bias: float = ImuNoise.acceleration_bias) -> None:
+        """bias: standard deviation of the accelerometer's constant offset, m/s^2."""
         self._x, self._P = np.zeros(_SIZE), np.zeros((_SIZE, _SIZE))
-        self._P[_B, _B] = self.noise.acceleration_bias**2 * _AXES
+        self._P[_B, _B] = bias**2 * _AXES
         self._position_m = 0.01  # standard deviation of the camera's position, as learned
         self.restart()
 
@@ -90,7 +90,7 @@ class GravityFilter:
         if last is None or stretch is None or not follows or not usable(stretch):
             self._interrupt(last, stamp_ns)
             return self._estimate()
-        moved = preintegrate(stretch, self.noise)
+        moved = preintegrate(stretch, stretch.noise)
         before, after = last[1], T_local_camera
         # The mean of both ends' rotations leaves the gyro's bias without effect.
         R = (before[:3, :3] + after[:3, :3] @ moved.rotation.T) / 2
@@ -101,7 +101,8 @@ class GravityFilter:
             self._begin_motion(before, metres_per_unit, arm)
         elif self._metres is not None and metres_per_unit is not None:
             self._correct_scale(before, metres_per_unit)
-        self._predict(R, moved, float(np.linalg.norm(after[:3, 3] - before[:3, 3])))
+        way = float(np.linalg.norm(after[:3, 3] - before[:3, 3]))
+        self._predict(R, moved, way, stretch.noise.acceleration_walk)
         if still:
             self._stay(STANDING**2)
         elif metres_per_unit is None:
@@ -144,9 +145,9 @@ class GravityFilter:
         self._P[:, which] = 0.0
         self._P[which, which] = covariance
 
-    def _predict(self, R: Array, moved: Preintegrated, way: float) -> None:
+    def _predict(self, R: Array, moved: Preintegrated, way: float, walk: float) -> None:
         """Moves the state over a stretch. R: [3, 3] local from the axes of its beginning. way: of
-        the camera, units of the path."""
+        the camera, units of the path. walk: of the accelerometer's bias, m/s^2 per root s."""
         T = moved.seconds
         F = np.eye(_SIZE)
         F[_P, _V], F[_P, _G], F[_V, _G] = T * _AXES, T**2 / 2 * _AXES, T * _AXES
@@ -160,7 +161,7 @@ class GravityFilter:
         P[_V, _V] += turned * _AXES
         P[_P, _P] += (turned * T**2 / 4 + (WAY_DRIFT * self._x[_S] * way) ** 2) * _AXES
         P[_G, _G] += (GRAVITY * TURN_DRIFT) ** 2 * T * _AXES
-        P[_B, _B] += self.noise.acceleration_walk**2 * T * _AXES
+        P[_B, _B] += walk**2 * T * _AXES
         self._P = P
 
     def _see(self, c: Array, arm: Array) -> None:

@@ -16,10 +16,11 @@ from scipy.spatial.transform import Rotation
 
 from da3_ros.types import Array, ImuStretch, View
 
-# Standard deviations: of white noise, rad / sqrt(s), the double of a consumer chip's; of the scale
-# factor and of the mount, per angle; of the bias that nothing is known of, and its walk,
-# rad/s / sqrt(s); of a rotation by tracks, by a network alone, and of a camera at rest, rad.
-WHITE, SCALE_FACTOR, FIRST_BIAS, BIAS_WALK = 3e-4, 0.01, 0.02, 1e-4
+# Factors on the IMU's own white noise and on the walk of its bias: what else disturbs a chip.
+MORE_WHITE, MORE_WALK = 1.875, 4.55
+# Standard deviations: of the scale factor and of the mount, per angle; of the bias that nothing is
+# known of, rad/s; of a rotation by tracks, by a network alone, and of a camera at rest, rad.
+SCALE_FACTOR, FIRST_BIAS = 0.01, 0.02
 BY_TRACKS, BY_NETWORK, AT_REST = 0.003, 0.015, 0.001
 MEMORY = 0.97  # share of what is known of the agreement that stays at the next pair of views
 # Time between two views that are compared: a shorter one hardly shows a rotation, s.
@@ -40,6 +41,7 @@ class GyroPose:
     R: Array  # [3, 3] of the camera in that frame
     angle: float  # sum of all rotations, rad
     bias_sigma: float  # of the gyro's bias, rad/s
+    white: float  # standard deviation of the gyro's white noise, rad / sqrt(s)
     # Integrals of the specific force in that frame, and its mean over the second before.
     velocity: Array  # [3] m/s
     position: Array  # [3] m
@@ -52,7 +54,7 @@ def turn_between(a: GyroPose | None, b: GyroPose | None) -> tuple[Array, float] 
     if a is None or b is None or a.chain != b.chain or b.time_s < a.time_s:
         return None
     seconds, angle = b.time_s - a.time_s, b.angle - a.angle
-    sigma = math.hypot(WHITE * math.sqrt(seconds), b.bias_sigma * seconds, SCALE_FACTOR * angle)
+    sigma = math.hypot(b.white * math.sqrt(seconds), b.bias_sigma * seconds, SCALE_FACTOR * angle)
     return np.asarray(a.R.T @ b.R), sigma
 
 
@@ -85,7 +87,8 @@ class _Gyro:
             self.pose = _at_rest(last.chain + 1, sigma)
             self._before.clear()
         else:
-            self.variance += BIAS_WALK**2 * (stamp_ns - self.stamp_ns) / 1e9
+            walk = MORE_WALK * stretch.noise.gyro_walk
+            self.variance += walk**2 * (stamp_ns - self.stamp_ns) / 1e9
             self.pose = self._moved(last, stretch, sigma)
         self._before.append(self.pose)
         while self.pose.time_s - self._before[0].time_s > FORCE_S:
@@ -107,8 +110,9 @@ class _Gyro:
         first, time_s = self._before[0], last.time_s + seconds
         force = (velocity - first.velocity) / (time_s - first.time_s)
         return GyroPose(
-            last.chain, time_s, last.R @ R, last.angle + angle, sigma, velocity, position, force
-        )
+            last.chain, time_s, last.R @ R, last.angle + angle, sigma,
+            MORE_WHITE * stretch.noise.gyro, velocity, position, force,
+        )  # fmt: skip
 
     def _rotation(self, stretch: ImuStretch) -> tuple[Array, float]:
         step = np.diff(stretch.stamps_ns)[:, None] / 1e9
@@ -144,7 +148,7 @@ class _Gyro:
             self.turned = MEMORY * self.turned + largest**2
             self.missed = MEMORY * self.missed + missed**2
             self.angle += largest
-        noise = 2 * (sigma / seconds) ** 2 + WHITE**2 / seconds
+        noise = 2 * (sigma / seconds) ** 2 + b.white**2 / seconds
         gain = self.variance / (self.variance + noise)
         bias = self.bias - gain * difference / seconds
         self.bias = bias * min(1.0, MAX_BIAS / max(float(np.linalg.norm(bias)), 1e-12))
@@ -168,7 +172,7 @@ class _Gyro:
 def _at_rest(chain: int, bias_sigma: float) -> GyroPose:
     """Returns the first orientation of a chain."""
     nothing = np.zeros(3)
-    return GyroPose(chain, 0.0, np.eye(3), 0.0, bias_sigma, nothing, nothing, nothing)
+    return GyroPose(chain, 0.0, np.eye(3), 0.0, bias_sigma, 0.0, nothing, nothing, nothing)
 
 
 class GyroTurns:

@@ -23,9 +23,9 @@ import numpy as np
 from scipy.linalg import cho_solve, solve_triangular
 from scipy.spatial.transform import Rotation
 
-from da3_ros.inertial.noise import GRAVITY, TURN_DRIFT, ImuNoise
+from da3_ros.inertial.noise import GRAVITY, TURN_DRIFT
 from da3_ros.inertial.preintegration import Preintegrated, cross_matrix
-from da3_ros.types import Array
+from da3_ros.types import Array, ImuNoise
 
 MIN_EQUATIONS = 8  # so that each half has more equations than unknowns
 STEPS = 15  # of Gauss-Newton, at most

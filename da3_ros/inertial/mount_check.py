@@ -196,6 +196,7 @@ def _joined(stretches: list[ImuStretch]) -> ImuStretch:
         np.concatenate([s.gyro[k] for s, k in parts]),
         np.concatenate([s.acceleration[k] for s, k in parts]),
         stretches[0].t_camera_imu,
+        stretches[0].noise,
     )
 
 

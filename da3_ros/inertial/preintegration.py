@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.spatial.transform import Rotation
 
-from da3_ros.inertial.noise import ImuNoise
-from da3_ros.types import Array, ImuStretch
+from da3_ros.types import Array, ImuNoise, ImuStretch
 
 
 @dataclass(frozen=True, eq=False)

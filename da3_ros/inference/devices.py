@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from da3_ros.inference.host_memory import host_free
 from da3_ros.network.model import Chunks
 
 log = logging.getLogger(__name__)
@@ -458,21 +459,6 @@ def bf16_pays() -> bool:
     ratio = times[torch.float32] / times[torch.bfloat16]
     log.info("bfloat16 is %.2g times as fast as float32 on this CPU", ratio)
     return ratio > BF16_PAYS
-
-
-def host_free(meminfo: str = "/proc/meminfo", cgroup: str = "/sys/fs/cgroup") -> int:
-    """Host memory available to this process, within the limits of its container."""
-    try:
-        lines = Path(meminfo).read_text().splitlines()
-        free = next(int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) // 2
-    try:
-        limit = Path(cgroup, "memory.max").read_text().strip()
-        used = int(Path(cgroup, "memory.current").read_text())
-    except (OSError, ValueError):
-        return free
-    return free if limit == "max" else min(free, int(limit) - used)
 
 
 def _status() -> dict[str, int]:

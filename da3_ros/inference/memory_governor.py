@@ -297,16 +297,30 @@ class MemoryGovernor(Memory):
 
         It counts what an automatic budget would be now, and what windows measured: both may have
         been worse when the plan was made. No plan exceeds a budget that the user has set. If
-        memory ran out since the plan grew, the plan from before is in force again.
+        memory ran out since the plan grew, the plan from before is in force again; of the host's
+        memory, already if it would not suffice for another window.
         """
         plan, request = self.plan, self.requests.newest
         if plan is None or request is None or self._pinned or self._guess:
             return
         if self.fallback.level:
-            self._shrink_back(request)
-        elif not is_full(self._hardware, request, plan) and self.growth.is_due:
-            self.meter.release_cached()  # so that free memory, and the next window, are measured
-            self.growth.note(self._budget_now(), self.factor)
+            if self._before_growth is not None:
+                self.growth.disappoint()
+                self._shrink_back(request, "memory ran out after the plan had grown")
+            return
+        grown_on_host = (
+            self._automatic and self._hardware.shares_host and self._before_growth is not None
+        )
+        may_grow = self.growth.goes_on and not is_full(self._hardware, request, plan)
+        if not self.growth.is_due or not (may_grow or grown_on_host):
+            return
+        self.meter.release_cached()  # so that free memory, and the next window, are measured
+        if grown_on_host and self._free_for_us(plan) < plan.predicted:
+            self.growth.fail()
+            self._shrink_back(request, "other processes took the memory that the plan grew into")
+            return
+        self.growth.note(self._budget_now(), self.factor)
+        if may_grow:
             self._grow(plan, request)
 
     def _grow(self, plan: Plan, request: Request) -> None:
@@ -331,32 +345,33 @@ class MemoryGovernor(Memory):
             self.growth.fail()
         self.growth.restart()
 
-    def _shrink_back(self, request: Request) -> None:
-        if self._before_growth is None:
-            return
+    def _shrink_back(self, request: Request, why: str) -> None:
+        """Use the plan from before it grew."""
+        assert self._before_growth is not None
+        log.warning("%s: the plan from before returns", why)
         (self.budget, self.factor), self._before_growth = self._before_growth, None
-        log.warning("memory ran out after the plan had grown: the plan from before returns")
-        self.growth.disappoint()
         with suppress(BudgetError, MemoryError):  # another camera may need more than that now
             plan = self._make(request, self.budget)
             self.fallback.restart(0)
             self._take(plan)
 
     def _budget_now(self) -> int:
-        """The budget, if it is the user's; else what it would be now, less a margin.
-
-        What this session surely holds counts as free: weights, kept prefixes, the context. It is
-        less than all it holds.
-        """
+        """The budget, if it is the user's; else what it would be now, less a margin."""
         plan = self.plan
         if not self._automatic or plan is None:
             return self.budget
+        margin = HOST_MARGIN if self._hardware.shares_host else GROWTH_MARGIN
+        return int(FREE_SHARE * self._free_for_us(plan) / margin)
+
+    def _free_for_us(self, plan: Plan) -> int:
+        """The free memory, with what this session surely holds: weights, prefixes, the context.
+
+        That is less than all it holds.
+        """
         companion = self._base_request.companion
         held = plan.weights + self._hardware.context() + (companion.weights if companion else 0)
         held += 0 if plan.prefix_on_host else self._feature_cache.nbytes
-        free = self._hardware.free() + min(self._hardware.in_use(), held)
-        margin = HOST_MARGIN if self._hardware.shares_host else GROWTH_MARGIN
-        return int(FREE_SHARE * free / margin)
+        return self._hardware.free() + min(self._hardware.in_use(), held)
 
     # Windows -------------------------------------------------------------------------------------
 
@@ -539,6 +554,7 @@ CHECK_EVERY = 10  # windows between two checks of free memory
 CHECK_S = 5.0  # and at least this time
 MOST_FAILURES = 2  # of growth, from which on a plan stays small until a budget is set
 STABLE_CHECKS = 3  # checks in a row that must all allow the larger plan
+MOST_CHECKS = 768  # the same after failures: about an hour
 GROWTH_MARGIN = 1.1  # ratio of the budget that would be free to the one that is used
 HOST_MARGIN = 2.0  # the same of the host's memory: where that runs out, the process is ended
 
@@ -561,9 +577,12 @@ class Growth:
     @property
     def is_due(self) -> bool:
         """Whether enough windows and time have passed since the last check."""
-        if self._failures >= MOST_FAILURES or self._windows < CHECK_EVERY:
-            return False
-        return time.monotonic() - self._since >= CHECK_S
+        return self._windows >= CHECK_EVERY and time.monotonic() - self._since >= CHECK_S
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether plans may still grow."""
+        return self._failures < MOST_FAILURES
 
     @property
     def lasting(self) -> tuple[int, float] | None:
@@ -598,7 +617,7 @@ class Growth:
     def fail(self) -> None:
         """Memory ran out: forget all checks, and wait for twice as many before growing again."""
         assert self._checks.maxlen is not None
-        self._checks = deque(maxlen=2 * self._checks.maxlen)
+        self._checks = deque(maxlen=min(2 * self._checks.maxlen, MOST_CHECKS))
         self.restart()
 
 

@@ -21,13 +21,13 @@ import numpy as np
 from tqdm import tqdm
 
 from da3_ros.geometry.poses import invert_pose
-from da3_ros.inertial.noise import ImuNoise
 from da3_ros.messages import build
 from da3_ros.messages.build import RosbagsLibrary
 from da3_ros.recordings.writer import BagFolderWriter
 from da3_ros.synthetic import SyntheticCamera, SyntheticFrame
 from da3_ros.synthetic.imu import imu_samples
 from da3_ros.synthetic.range_sensors import RenderedRanges, mount
+from da3_ros.types import ImuNoise
 
 CAMERA, TRUTH, MAP_FRAME, OPTICAL_FRAME = "/camera", "/truth", "map", "camera_optical"
 IMU_TOPIC, IMU_FRAME, IMU_RATE_HZ = "/imu", "imu_link", 200.0

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.keyframe_store.journal import JournalError, JournalReader, JournalWriter, Record
 
-FORMAT, VERSION = "da3_ros state", 20
+FORMAT, VERSION = "da3_ros state", 21
 PACKAGE = "da3_ros."
 SPREAD = 64  # bytes of memory per byte of an array, at most
 PIECE = 1 << 26  # bytes of the largest record

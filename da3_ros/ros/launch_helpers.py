@@ -12,6 +12,22 @@ from da3_ros.live.missing_input_hints import profile_file
 # The second name is that of Humble's Fast DDS; later versions warn if it is set.
 PROFILE_VARIABLES = ("FASTDDS_DEFAULT_PROFILES_FILE", "FASTRTPS_DEFAULT_PROFILES_FILE")
 
+PRESETS = (
+    "realtime",
+    "cpu",
+    "jetson",
+    "replay",
+    "detail",
+    "balanced",
+    "memory",
+    "quality",
+    "budget_4gb",
+    "budget_8gb",
+    "budget_12gb",
+    "budget_16gb",
+    "budget_24gb",
+)  # fmt: skip  (files in config/)
+
 
 def image_profile(environment: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment that sets our Fast DDS profile, which avoids lost images.
@@ -41,6 +57,19 @@ def parameter_file(values: Mapping[str, str]) -> str:
         # launch_ros would only warn, and the node would run with its defaults.
         raise RuntimeError(f"params_file: {path} is not a file")
     return path
+
+
+def parameter_files(values: Mapping[str, str], share: str) -> list[str]:
+    """Returns the paths of ``preset`` and ``params_file``: later ones override earlier ones.
+
+    share: the package's share folder. The defaults come before a preset, since they set every
+    parameter; a file of the user's comes after it. Raises RuntimeError as ``parameter_file``.
+    """
+    files, preset = [parameter_file(values)], values["preset"]
+    if preset:
+        default = files == [os.path.join(share, "config", "da3.yaml")]
+        files.insert(default, os.path.join(share, "config", f"{preset}.yaml"))
+    return files
 
 
 def process_options(values: Mapping[str, str]) -> dict[str, Any]:

@@ -10,12 +10,19 @@ from dataclasses import replace
 import numpy as np
 
 from da3_ros.inertial.initialisation import InertialEstimate, PathPose, estimate
-from da3_ros.inertial.noise import ImuNoise
 from da3_ros.inertial.preintegration import Preintegrated, preintegrate
 from da3_ros.inertial.samples import usable
 from da3_ros.scale_sources.estimates import FLOOR, Estimate, MeasurementFilter
 from da3_ros.scale_sources.interface import ScaleSource
-from da3_ros.types import Array, ImuStretch, ScaleMeasurement, View, Window, WindowEstimate
+from da3_ros.types import (
+    Array,
+    ImuNoise,
+    ImuStretch,
+    ScaleMeasurement,
+    View,
+    Window,
+    WindowEstimate,
+)
 
 log = logging.getLogger(__name__)
 
@@ -45,10 +52,10 @@ class ImuFilter(MeasurementFilter):
     The newest one counts; where the camera accelerates less, the last one of a better time.
     """
 
-    def __init__(self, noise: ImuNoise | None = None, source: ScaleSource | None = None) -> None:
+    def __init__(self, source: ScaleSource | None = None) -> None:
         """source: that it is of, which knows whether the IMU's mount is verified; None: it is."""
         super().__init__()
-        self.noise, self._source = noise or ImuNoise(), source
+        self._noise, self._source = ImuNoise(), source
         self.why_unknown = NO_DATA
         self.newest: InertialEstimate | None = None  # whether its scale may be used or not
         self.without_data = 0  # consecutive frames
@@ -84,8 +91,8 @@ class ImuFilter(MeasurementFilter):
         if stretch is None or stretch.stamps_ns[0] != last_ns or not usable(stretch):
             self._since = None
             return
-        self._t_camera_imu = stretch.t_camera_imu
-        here = preintegrate(stretch, self.noise)
+        self._t_camera_imu, self._noise = stretch.t_camera_imu, stretch.noise
+        here = preintegrate(stretch, stretch.noise)
         begins = self._keyframes and self._keyframes[-1].stamp_ns == last_ns
         if begins:
             self._since = here
@@ -105,7 +112,7 @@ class ImuFilter(MeasurementFilter):
         if seconds < LEAST_S or now_ns - self._solved_ns < 1e9 * SOLVED_EVERY * seconds:
             return
         self._solved_ns = now_ns
-        self.newest = estimate(self._keyframes, self._t_camera_imu, self.noise)
+        self.newest = estimate(self._keyframes, self._t_camera_imu, self._noise)
         self.why_unknown = NO_DATA if self.without_data else self.newest.why_unknown
         if self.newest.why_unknown:
             return
@@ -144,7 +151,7 @@ class ImuMotion(ScaleSource):
         return None
 
     def estimator(self) -> MeasurementFilter:
-        self._filter = ImuFilter(source=self)
+        self._filter = ImuFilter(self)
         return self._filter
 
     def report_missing(self) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from da3_ros.config import ImuConfig
 from da3_ros.inertial.samples import LEAST_LIMITS, stays_at_extreme
 from da3_ros.sensors.transform_tree import JUMP_S, TransformError, TransformTree
-from da3_ros.types import Array, ImuStretch
+from da3_ros.types import Array, ImuNoise, ImuStretch
 
 # A live frame waits this long for the IMU, if that has sent anything in the last time, and unless
 # so many frames in a row have waited in vain.
@@ -163,6 +163,11 @@ class ImuInput:
         """transforms: for the mount of the IMU on the camera. mounts: ``T_camera_imu`` [4, 4] by
         frame_id, as a recording says it, which need no transform."""
         self.config, self._transforms = config, transforms
+        self._noise = ImuNoise(
+            gyro=config.gyroscope_noise_density, gyro_walk=config.gyroscope_random_walk,
+            acceleration=config.accelerometer_noise_density,
+            acceleration_walk=config.accelerometer_random_walk,
+        )  # fmt: skip
         self._mounts = dict(mounts or {})
         self.history = ImuHistory() if history is None else history
         self.without = 0  # frames without a stretch, but for the first one of each camera
@@ -195,7 +200,9 @@ class ImuInput:
         self._check(stamps, values)
         mount = self._mount(frame_id, last_ns)
         turned = values.reshape(-1, 2, 3) @ mount[:3, :3].T
-        return ImuStretch(stamps + offset, turned[:, 0], turned[:, 1], mount[:3, 3].copy())
+        return ImuStretch(
+            stamps + offset, turned[:, 0], turned[:, 1], mount[:3, 3].copy(), self._noise
+        )
 
     def _mount(self, frame_id: str, stamp_ns: int) -> Array:
         imu = self.history.frame_id

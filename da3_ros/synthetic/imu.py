@@ -13,8 +13,8 @@ import numpy as np
 from scipy.interpolate import CubicSpline
 from scipy.spatial.transform import Rotation, RotationSpline
 
-from da3_ros.inertial.noise import GRAVITY, NO_NOISE, ImuNoise
-from da3_ros.types import Array, ImuStretch
+from da3_ros.inertial.noise import GRAVITY, NO_NOISE
+from da3_ros.types import Array, ImuNoise, ImuStretch
 
 _GRAVITY_ROOM = np.array([0.0, 0.0, -GRAVITY])  # z is up
 

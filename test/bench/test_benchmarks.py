@@ -1,6 +1,6 @@
 """The benchmarks run, at toy size: a script that only a GPU would try out is not ready for one."""
 
-import importlib.util
+import importlib
 import json
 from pathlib import Path
 
@@ -49,8 +49,36 @@ def test_whole_calls_are_measured_beside_bare_networks(tmp_path):
     )  # fmt: skip
     variants = [row["variant"] for row in report["rows"]]
     assert any(variant.startswith("our session") for variant in variants)
-    whole = importlib.util.find_spec("torchvision") is not None  # which its interface imports
-    assert ("reference interface" in variants) == whole
+    assert "reference interface" in variants
+
+
+def test_the_references_own_call_stands_beside_the_node(monkeypatch):
+    pytest.importorskip("depth_anything_3")
+    bench = load_bench_node(monkeypatch)
+    monkeypatch.setattr(bench, "CALLS", {"on each window": (3, 1), "in chunks": (4, 2)})
+    monkeypatch.setattr(bench, "RES", {"da3-tiny": 56})
+    node = [
+        {"model": "da3-tiny", "extras": "neither", "windows_per_s": 5.0},
+        {"model": "da3-tiny", "extras": "neither", "windows_per_s": 8.0},
+        {"model": "da3-tiny", "extras": "refinement", "windows_per_s": 9.0},
+        {"model": "da3-small", "extras": "neither", "windows_per_s": 99.0},
+        {"model": "da3-tiny", "extras": "neither", "refused": "no"},
+    ]
+    window, chunk = bench.reference_rows("da3-tiny", node)
+    assert (window["views"], window["new"], chunk["views"], chunk["new"]) == (3, 1, 4, 2)
+    assert window["image"] == "56x42"
+    assert window["new_frames_per_s"] == pytest.approx(1 / window["call_s"])
+    assert chunk["new_frames_per_s"] == pytest.approx(2 / chunk["call_s"])
+    assert window["times"] == pytest.approx(8 / window["new_frames_per_s"])
+    monkeypatch.setattr(bench, "CALLS", {"on each window": (3, 1)})
+    (refused,) = bench.reference_rows("no-model", node)
+    assert "no-model" in refused["refused"]
+    assert "times" not in refused
+
+
+def load_bench_node(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    return importlib.import_module("bench_node")
 
 
 def test_both_kinds_of_windows_are_compiled(tmp_path):

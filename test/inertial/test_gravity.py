@@ -5,7 +5,7 @@ import pytest
 from support.inertial import UNIT, InertialWalk
 
 from da3_ros.inertial.gravity import GravityFilter
-from da3_ros.inertial.noise import ImuNoise
+from da3_ros.types import ImuNoise
 
 CALIBRATED = ImuNoise(gyro_bias=0.0, acceleration_bias=0.01)
 
@@ -39,7 +39,7 @@ def test_up_is_known_to_a_degree_in_seconds_with_metres(kind):
 def test_without_metres_up_needs_longer(kind):
     for seed in range(2):
         walk = InertialWalk(kind, seed, 20, noise=CALIBRATED)
-        found = followed(walk, filter=GravityFilter(CALIBRATED))
+        found = followed(walk, filter=GravityFilter(CALIBRATED.acceleration_bias))
         assert tilt_deg(walk, found[50]) < 4 * np.degrees(found[50].sigma) < 10
         assert tilt_deg(walk, found[-1]) < 1.0
 
@@ -58,7 +58,7 @@ def test_the_stated_deviation_is_honest(kind, metres):
 
 def test_standing_tells_up_at_once_as_far_as_the_bias_is_known():
     walk = InertialWalk("still", 3, 2, noise=CALIBRATED)
-    found = followed(walk, filter=GravityFilter(CALIBRATED), still=True)
+    found = followed(walk, filter=GravityFilter(CALIBRATED.acceleration_bias), still=True)
     assert found[10].sigma < np.radians(0.3)
     assert tilt_deg(walk, found[10]) < 0.6
     unknown = followed(walk, still=True)[-1].sigma

@@ -8,10 +8,9 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from da3_ros.inertial.gyro_turns import GyroTurns
-from da3_ros.inertial.noise import ImuNoise
 from da3_ros.synthetic import Pace, make_room, make_walk
 from da3_ros.synthetic.imu import imu_samples
-from da3_ros.types import View
+from da3_ros.types import ImuNoise, View
 
 IMAGE = np.zeros((1, 1, 3), np.uint8)
 RIGHT_ANGLE = np.eye(4)
@@ -133,3 +132,19 @@ def test_a_camera_that_is_carried_away_is_felt(metres):
     assert before < 0.8  # of walking itself
     if metres == 1.0:
         assert felt > 0.5
+
+
+def test_turns_are_as_uncertain_as_the_gyro_is_stated_to_be():
+    T, stamps = walk(seconds=4.0)
+    sigmas = []
+    for noise in (ImuNoise(), ImuNoise(gyro=0.01), ImuNoise(gyro_walk=0.01)):
+        turns = GyroTurns()
+        stretches = imu_samples(T, stamps, noise=ImuNoise(), seed=1).stretches(stamps)
+        for i, stretch in enumerate([None, *stretches]):
+            stated = stretch and dataclasses.replace(stretch, noise=noise)
+            view = View(i, int(stamps[i]), IMAGE, imu=stated)
+            turns.add(view)
+            turns.learn([view], {i: T[i]})
+        sigmas.append(turns.turn(len(T) - 6, len(T) - 1)[1])
+    assert sigmas[1] > 5 * sigmas[0]
+    assert sigmas[2] > 1.5 * sigmas[0]

@@ -8,8 +8,8 @@ from scipy.spatial.transform import Rotation
 from support.inertial import BODY, CHIP, UNIT, InertialWalk
 
 from da3_ros.inertial.initialisation import STILL, PathPose, estimate
-from da3_ros.inertial.noise import ImuNoise
 from da3_ros.inertial.preintegration import preintegrate_all
+from da3_ros.types import ImuNoise
 
 METRES = -np.log(UNIT)
 

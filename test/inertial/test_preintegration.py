@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from da3_ros.inertial.noise import NO_NOISE, ImuNoise
+from da3_ros.inertial.noise import NO_NOISE
 from da3_ros.inertial.preintegration import imu_positions, preintegrate, preintegrate_all
 from da3_ros.synthetic import make_room, make_walk
 from da3_ros.synthetic.imu import imu_samples
-from da3_ros.types import ImuStretch
+from da3_ros.types import ImuNoise, ImuStretch
 
 AT = 1_000_000_000 + 100_000_000 * np.arange(30)
 DERIVATIVES = ("rotation_gyro", "velocity_gyro", "position_gyro")

@@ -24,7 +24,7 @@ from da3_ros.inference import (
 )
 from da3_ros.inference import memory_footprint as footprint
 from da3_ros.inference import session as module
-from da3_ros.inference.devices import CONTEXT, Cpu, Cuda, DeviceError, Mps, host_free
+from da3_ros.inference.devices import CONTEXT, Cpu, Cuda, DeviceError, Mps
 from da3_ros.inference.memory_footprint import cached_footprint
 from da3_ros.inference.planner import GIB, gib_texts, least_memory, make_plan
 from da3_ros.types import View, Window
@@ -509,17 +509,6 @@ def test_a_second_session_sets_no_threads_and_does_not_raise():
     for _ in range(2):
         make_session(performance_mode="minimal")
     assert torch.get_num_threads() <= threads
-
-
-def test_a_containers_limit_counts_as_the_hosts_memory(tmp_path):
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal: 8 kB\nMemAvailable: 4194304 kB\n")
-    assert host_free(str(meminfo), str(tmp_path)) == 4 * GIB
-    (tmp_path / "memory.max").write_text(str(GIB))
-    (tmp_path / "memory.current").write_text(str(GIB // 4))
-    assert host_free(str(meminfo), str(tmp_path)) == GIB * 3 // 4
-    (tmp_path / "memory.max").write_text("max")
-    assert host_free(str(meminfo), str(tmp_path)) == 4 * GIB
 
 
 def test_cpu_recognises_its_own_out_of_memory():

@@ -16,6 +16,7 @@ from da3_ros.inference.memory_governor import (
     CHECK_EVERY,
     CHECK_S,
     FREE_SHARE,
+    MOST_CHECKS,
     MOST_FAILURES,
     STABLE_CHECKS,
     Growth,
@@ -223,6 +224,65 @@ def test_memory_that_goes_after_growth_is_trusted_less_and_then_no_more(
     session.memory.set_budget(0)  # until somebody says what there is
     assert session.memory.growth.is_due is False
     gpu.others = others
+
+
+def host_session(monkeypatch, full_gb, **changes):
+    """A reduced session on a device that shares the host's memory, where nothing raises."""
+    session, gpu = reduced_session(monkeypatch, full_gb, **changes)
+    gpu.shares_host = True
+    gpu.run = lambda: None
+    return session, gpu
+
+
+def grown_on_host(monkeypatch, full_gb):
+    session, gpu = host_session(monkeypatch, full_gb)
+    others, gpu.others = gpu.others, 0
+    assert run(session, PATIENCE)[-1] == ASKED
+    return session, gpu, others
+
+
+def test_a_plan_shrinks_back_before_the_hosts_memory_ends(monkeypatch, full_gb, caplog):
+    """Where the host's memory ends, the system ends the process: nothing is raised before."""
+    session, gpu, _ = grown_on_host(monkeypatch, full_gb)
+    plan = session.memory.plan
+    gpu.others = gpu.total - plan.predicted
+    assert set(run(session, 2 * PATIENCE)) == {ASKED}, "it suffices"
+    gpu.others += 2**20
+    sides = run(session, CHECK_EVERY + 1)
+    assert (sides[0], sides[-1]) == (ASKED, session.memory.plan.process_res)
+    assert session.memory.plan.process_res < ASKED
+    assert session.memory.plan.predicted <= session.memory.budget
+    assert "took the memory that the plan grew into: the plan from before returns" in caplog.text
+
+
+def test_a_plan_that_shrank_back_grows_after_twice_as_many_checks(monkeypatch, full_gb):
+    session, gpu, others = grown_on_host(monkeypatch, full_gb)
+    for most in (2, 4, 8):
+        gpu.others = others
+        assert run(session, CHECK_EVERY + 1)[-1] < ASKED
+        gpu.others = 0
+        small = run(session, (most - 1) * PATIENCE)
+        assert max(small) < ASKED
+        assert run(session, PATIENCE)[-1] == ASKED
+
+
+def test_a_budget_that_was_set_keeps_a_plan_that_grew(monkeypatch, full_gb, caplog):
+    """It is the user's word: what others take does not count, as it does not at the start."""
+    session, gpu = host_session(monkeypatch, full_gb, memory_budget_gb=0.6 * full_gb)
+    gpu.excess = 0.5 * UNMEASURED
+    run(session, 2)
+    small = session.memory.plan.process_res
+    session.memory._before_growth = session.memory.budget, session.memory.factor
+    gpu.others = gpu.total
+    assert min(run(session, 2 * PATIENCE)) >= small
+    assert "returns" not in caplog.text
+
+
+def test_checks_that_count_are_bounded():
+    growth = Growth()
+    for _ in range(40):
+        growth.fail()
+    assert checked(growth, [5] * MOST_CHECKS) == (5, 1.2)
 
 
 def test_windows_of_a_fast_camera_are_no_long_time(monkeypatch, full_gb, clock):

@@ -6,6 +6,7 @@ import types
 import numpy as np
 import pytest
 import torch
+from support.reference_imports import torchvision
 
 from da3_ros.config import NodeConfig, config_from_parameters
 from da3_ros.inference import fit_size, resize_for_network
@@ -19,25 +20,9 @@ def reference(monkeypatch):
     """The reference's input processor; of torchvision it wants two lines of arithmetic only."""
     pytest.importorskip("depth_anything_3", reason="the reference package is the oracle")
     pytest.importorskip("PIL", reason="the reference opens images with it")
-    transforms = types.ModuleType("torchvision.transforms")
-
-    class ToTensor:
-        def __call__(self, image):
-            return torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255
-
-    class Normalize:
-        def __init__(self, mean, std):
-            self.mean, self.std = (torch.tensor(v)[:, None, None] for v in (mean, std))
-
-        def __call__(self, x):
-            return (x - self.mean) / self.std
-
-    transforms.ToTensor, transforms.Normalize = ToTensor, Normalize
-    parent = types.ModuleType("torchvision")
-    parent.transforms = transforms
     monkeypatch.setitem(sys.modules, "imageio", types.ModuleType("imageio"))  # not used here
-    monkeypatch.setitem(sys.modules, "torchvision", parent)
-    monkeypatch.setitem(sys.modules, "torchvision.transforms", transforms)
+    for name, module in torchvision().items():
+        monkeypatch.setitem(sys.modules, name, module)
     from depth_anything_3.utils.io.input_processor import InputProcessor
 
     return InputProcessor()

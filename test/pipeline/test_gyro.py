@@ -11,12 +11,11 @@ from support.cases import long_after
 
 from da3_ros.config import config_from_parameters
 from da3_ros.geometry.poses import invert_pose
-from da3_ros.inertial.noise import ImuNoise
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.imu import imu_samples
 from da3_ros.synthetic.truth import TruthSession
-from da3_ros.types import Frame
+from da3_ros.types import Frame, ImuNoise
 
 SIZE = (168, 126)
 BEFORE, DARK = 24, 8  # frames before the dark, and in it

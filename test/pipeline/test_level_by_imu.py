@@ -12,11 +12,11 @@ from support.pipelines import settings, to_frame
 
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.inertial.mount_check import MountCheck
-from da3_ros.inertial.noise import ImuNoise
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.imu import imu_samples
 from da3_ros.synthetic.truth import TruthSession
+from da3_ros.types import ImuNoise
 
 SIZE, FRAMES = (140, 112), 40
 WRONG_MOUNT = np.array([[0.0, -1, 0, 0], [0, 0, -1, 0], [1, 0, 0, 0], [0, 0, 0, 1]])

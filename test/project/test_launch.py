@@ -13,6 +13,7 @@ import yaml
 from da3_ros.config import NodeConfig, config_from_parameters
 from da3_ros.messages.outputs import FRAME_TOPICS, output_topics
 from da3_ros.parameter_schema import flatten, parameters
+from da3_ros.ros import launch_helpers
 from da3_ros.ros.launch_helpers import PROFILE_VARIABLES, image_profile, interpreter_options
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -170,8 +171,11 @@ def test_replay_hands_on_the_nodes_arguments_and_choices():
     for name in constant(replay, "PASSED_ON"):
         assert name in arguments(node)
     presets = {f.stem for f in CONFIG.parent.glob("*.yaml")} - {"da3", "nav2_costmap"}
-    assert set(constant(node, "PRESETS")) == presets
-    assert set(ast.literal_eval(arguments(replay)["preset"]["choices"])) == {"", *presets}
+    assert set(launch_helpers.PRESETS) == presets
+    several = ROOT / "launch" / "multi_camera.launch.py"
+    for file in (node, replay, several):
+        choices = arguments(file)["preset"]["choices"]
+        assert ast.unparse(choices) == "['', *launch_helpers.PRESETS]"
 
 
 # RViz
@@ -476,15 +480,17 @@ def files_of(words):
     return [Path(p).name for p in after(words, "--params-file")]
 
 
-def test_preset_comes_between_defaults_and_the_users_file(launch_file, tmp_path):
-    (words, _) = command_of(launch_file("da3"), preset="realtime", model="da3-base")["da3_node"]
-    assert files_of(words)[:2] == ["da3.yaml", "realtime.yaml"]
+@pytest.mark.parametrize("name", ["da3", "multi_camera"])
+def test_preset_comes_between_defaults_and_the_users_file(launch_file, tmp_path, name):
+    def files(**given):
+        words, _ = command_of(launch_file(name), **given)["da3_node"]
+        return files_of(words)
+
+    assert files()[0] == "da3.yaml"
+    assert files(preset="realtime", model="da3-base")[:2] == ["da3.yaml", "realtime.yaml"]
     mine = tmp_path / "mine.yaml"
     mine.write_text("{}")
-    (words, _) = command_of(launch_file("da3"), preset="realtime", params_file=str(mine))[
-        "da3_node"
-    ]
-    assert files_of(words) == ["realtime.yaml", "mine.yaml"]
+    assert files(preset="realtime", params_file=str(mine))[:2] == ["realtime.yaml", "mine.yaml"]
 
 
 def test_republish_decodes_and_the_node_hears_that(launch_file):

@@ -1,6 +1,7 @@
 """Metres from an IMU, frame by frame: gaps, refined poses, and nothing to measure."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from da3_ros.scale_sources.imu import MAX_KEYFRAMES, ImuFilter
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.imu import imu_samples
 from da3_ros.synthetic.truth import TruthSession
-from da3_ros.types import Frame, View
+from da3_ros.types import Frame, ImuNoise, View
 
 IMAGE = np.zeros((1, 1, 3), np.uint8)
 
@@ -41,6 +42,18 @@ def test_a_path_gets_metres_within_seconds_and_more_certain_later():
     late = follow(filter, walk, range(51, 151)).estimate()
     assert late.sigma < early.sigma
     assert error(filter) < min(3 * late.sigma, 0.015)
+
+
+def test_a_noisier_imu_counts_as_it_is_stated():
+    """Ten times a phone's noise: stated, the estimate is as uncertain as it is wrong."""
+    loud = replace(ImuNoise(), acceleration=0.028, gyro=1.6e-3)
+    sigmas = []
+    for stated in (ImuNoise(), loud):
+        walk = InertialWalk("carried", 3, 8, noise=loud, position_m=0.002)
+        walk.stretches = [replace(stretch, noise=stated) for stretch in walk.stretches]
+        sigmas.append(follow(ImuFilter(), walk).estimate().sigma)
+    assert error(follow(ImuFilter(), walk)) < 3 * sigmas[1]
+    assert sigmas[1] > 1.2 * sigmas[0]
 
 
 def test_gaps_and_interruptions_are_left_out():

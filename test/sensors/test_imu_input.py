@@ -11,6 +11,7 @@ import pytest
 from da3_ros.config import ImuConfig
 from da3_ros.sensors.imu_input import ImuError, ImuHistory, ImuInput, ImuSample
 from da3_ros.sensors.transform_tree import TransformTree
+from da3_ros.types import ImuNoise
 
 MS = 1_000_000
 AXES = np.eye(3)
@@ -64,6 +65,19 @@ def test_values_are_in_the_cameras_axes():
     np.testing.assert_allclose(one.gyro[0], [0, -1, 0])  # a turn to the left, y is down
     np.testing.assert_allclose(one.acceleration[0], [0, -9.8, 0])
     np.testing.assert_allclose(one.t_camera_imu, [0.1, 0.2, 0.3])
+
+
+def test_stretches_have_the_noise_of_the_parameters():
+    samples = [sample(5 * k) for k in range(30)]
+    (_, one), _, _ = run(samples, [10, 60])
+    assert one.noise == ImuNoise(), "the defaults of the parameters are those of the class"
+    (_, one), _, _ = run(
+        samples, [10, 60], accelerometer_noise_density=0.02, accelerometer_random_walk=0.003,
+        gyroscope_noise_density=0.004, gyroscope_random_walk=0.0005,
+    )  # fmt: skip
+    assert one.noise == ImuNoise(
+        gyro=0.004, gyro_walk=0.0005, acceleration=0.02, acceleration_walk=0.003
+    )
 
 
 def test_the_time_offset_is_added_to_the_samples_stamps():

@@ -3,9 +3,9 @@
 import numpy as np
 from scipy.spatial.transform import Rotation
 
-from da3_ros.inertial.noise import ImuNoise
 from da3_ros.synthetic import make_room, make_walk
 from da3_ros.synthetic.imu import imu_samples
+from da3_ros.types import ImuNoise
 
 UNIT = 0.4  # units of the path per metre
 CHIP = ImuNoise()

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from da3_ros.inertial.noise import ImuNoise
 from da3_ros.synthetic import make_room, make_walk
 from da3_ros.synthetic.imu import imu_samples
+from da3_ros.types import ImuNoise
 
 NS = 1_000_000_000
 
