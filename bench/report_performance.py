@@ -341,7 +341,8 @@ node_reference = joined(
     lambda result: result.data.get("reference", []),
     "model", "image", Column("what", "The reference's package"), "views",
     Column("new", "New ones"), Column("call_s", "A call, s"),
-    Column("new_frames_per_s", "New frames/s"), Column("node_frames_per_s", "New frames/s of the node"), Column("times", "Times as many"),
+    Column("new_frames_per_s", "New frames/s"),
+    Column("node_frames_per_s", "New frames/s of the node"), Column("times", "Times as many"),
 )  # fmt: skip
 window_stages = listing(
     "model", Column("process_res", "Longer side"), "backend", "precision", "stage",
