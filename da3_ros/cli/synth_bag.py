@@ -61,6 +61,11 @@ def add_synth_bag(commands: Any) -> None:
         "--range", action="store_true",
         help="write the distances of a range finder on the first camera to /range, 20 per second",
     )  # fmt: skip
+    synth.add_argument(
+        "--global-pose", action="store_true",
+        help="write where the first camera is in the map to /global_pose once a second, as a tag "
+        "says it, to 2 cm and half a degree",
+    )  # fmt: skip
     synth.add_argument("--force", action="store_true", help="replace an existing bag")
     synth.set_defaults(run=_run_synth_bag)
 
@@ -93,7 +98,7 @@ def _run_synth_bag(options: argparse.Namespace) -> int:
             options.output, rig if options.cameras else rig[""], storage=options.storage,
             replace=options.force, tf=options.tf, imu=options.imu,
             lidar_hz=options.lidar_rate if options.lidar else 0.0,
-            range_hz=RANGE_HZ if options.range else 0.0,
+            range_hz=RANGE_HZ if options.range else 0.0, global_pose=options.global_pose,
         )  # fmt: skip
     except RecordingError as error:
         sys.stderr.write(f"da3_ros: {error}\n")

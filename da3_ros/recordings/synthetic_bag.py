@@ -5,7 +5,7 @@ Topics: `/camera/image_raw`, `/camera/camera_info`, `/truth/depth/image` and `/t
 to the truth (`/truth/front/odom`); `/tf_static` holds the transforms from the first camera to the
 others. On request `/tf` holds the true poses of the first camera; `/imu` what an IMU on it
 measures, `/lidar/points` the sweeps of a LiDAR on it, and `/range` the distances of a range
-finder, with their mounts in `/tf_static`.
+finder, with their mounts in `/tf_static`; `/global_pose` where it is, once a second, as tags say.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from scipy.spatial.transform import Rotation
 from tqdm import tqdm
 
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.messages import build
 from da3_ros.messages.build import RosbagsLibrary
+from da3_ros.messages.global_pose import POSE
 from da3_ros.recordings.writer import BagFolderWriter
 from da3_ros.synthetic import SyntheticCamera, SyntheticFrame
 from da3_ros.synthetic.imu import imu_samples
@@ -41,6 +43,9 @@ CLOUD, RANGE_TYPE = "sensor_msgs/msg/PointCloud2", "sensor_msgs/msg/Range"
 LIDAR, RANGE = "/lidar", "/range"  # topics, and without / the frames of the sensors
 MOUNTS = {LIDAR: mount(0.0, -0.1, -0.05), RANGE: mount(0.03, 0.02, 0.0)}
 HALF_ANGLE = math.radians(2.0)  # of the range finder's cone
+GLOBAL_POSE, GLOBAL_POSE_NS = "/global_pose", 10**9  # topic and least time between two poses
+# Standard deviations of a global pose, of each axis: a tag from a few metres.
+POSITION_M, ROTATION_RAD = 0.02, math.radians(0.5)
 
 
 def write_synthetic_bag(
@@ -53,14 +58,16 @@ def write_synthetic_bag(
     imu: bool = False,
     lidar_hz: float = 0.0,
     range_hz: float = 0.0,
+    global_pose: bool = False,
 ) -> str:
     """Write all frames of a camera, or of several by name, to the bag folder ``path``.
 
     Returns a one-line summary. ``replace``: remove an existing bag. ``tf``: also write the true
     poses to /tf. ``imu``: also write what an IMU with the noise and the biases of a consumer chip
     measures. ``lidar_hz``, ``range_hz``: messages per second of a LiDAR and of a range finder on
-    the first camera; 0: none. Raises RecordingError if ``path`` exists (with ``replace``: as
-    anything but a bag).
+    the first camera; 0: none. ``global_pose``: also write the first camera's pose in the map once
+    a second, with noise and its covariance. Raises RecordingError if ``path`` exists (with
+    ``replace``: as anything but a bag).
     """
     start = time.perf_counter()
     if replace and (path / "metadata.yaml").is_file():
@@ -73,6 +80,7 @@ def write_synthetic_bag(
     sensors = _SensorWriter(first, writers[0].frame, lidar_hz, range_hz)
     lib = RosbagsLibrary()
     imu_writer = _ImuWriter(lib, writers[0]) if imu else None
+    pose_writer = _GlobalPoseWriter(lib, first) if global_pose else None
     with BagFolderWriter(path, lib, storage) as bag:
         for frames in tqdm(
             framesets, desc="render", unit="frame", total=count, disable=not sys.stderr.isatty()
@@ -82,6 +90,8 @@ def write_synthetic_bag(
             for number, (writer, frame) in enumerate(zip(writers, frames, strict=True)):
                 writer.write(bag, lib, frame, write_tf=tf and number == 0)
             sensors.write_until(bag, lib, frames[0].stamp_ns)
+            if pose_writer is not None:
+                pose_writer.write(bag, frames[0])
             _write_rig_transforms(bag, lib, writers, frames)
         if imu_writer is not None:
             imu_writer.write(bag, 2**62)
@@ -143,6 +153,29 @@ class _ImuWriter:
             message = build.imu(self._lib, stamp, IMU_FRAME, gyro, acceleration)
             bag.write(IMU_TOPIC, "sensor_msgs/msg/Imu", message, stamp)
             self._written += 1
+
+
+class _GlobalPoseWriter:
+    """Writes where a camera is in the map, now and then."""
+
+    def __init__(self, lib: RosbagsLibrary, camera: SyntheticCamera) -> None:
+        self._lib, self._rng = lib, np.random.default_rng(camera.seed)
+        self._next_ns = camera.start_ns
+        self._covariance = np.diag([POSITION_M**2] * 3 + [ROTATION_RAD**2] * 3)
+
+    def write(self, bag: BagFolderWriter, frame: SyntheticFrame) -> None:
+        """Write the pose of a frame, if it is time for one."""
+        if frame.stamp_ns < self._next_ns:
+            return
+        self._next_ns = frame.stamp_ns + GLOBAL_POSE_NS
+        turn = Rotation.from_rotvec(ROTATION_RAD * self._rng.normal(size=3)).as_matrix()
+        T = frame.T_room_camera.copy()
+        T[:3, :3] = turn @ T[:3, :3]
+        T[:3, 3] += POSITION_M * self._rng.normal(size=3)
+        message = build.pose_with_covariance(
+            self._lib, frame.stamp_ns, MAP_FRAME, T, self._covariance
+        )
+        bag.write(GLOBAL_POSE, POSE, message, frame.stamp_ns)
 
 
 class _SensorWriter:
