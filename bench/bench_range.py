@@ -7,13 +7,16 @@ Usage: bench_range.py TABLE [--seeds N ...] [--walks W ...] [--quick] [--out FIL
 degrees: frames until metres are known, errors of depth and of the way, and the latter over the
 stated deviation. ``depth``: RMSE of keyframes' depth in metres off (no returns) and on, with 64,
 500 and 5000 returns per frame, spread evenly over the image. ``mounts``: whether wrong mounts give
-metres. ``cost``: CPU milliseconds of each step.
+metres. ``combined``: as ``scale``, by one beam, an IMU and odometry, alone and together; odometry
+has a wheel that is 3 % too large, and errs by 1 % of each step. ``cost``: CPU milliseconds of each
+step.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import logging
 import math
 import sys
@@ -43,12 +46,14 @@ from da3_ros.sensors.range_returns import RangeSensors
 from da3_ros.sensors.transform_tree import TransformTree
 from da3_ros.synthetic import SyntheticCamera, SyntheticFrame
 from da3_ros.synthetic.evaluation import resize_nearest
+from da3_ros.synthetic.imu import imu_samples
 from da3_ros.synthetic.range_sensors import RenderedRanges, mount
 from da3_ros.types import (
     Array,
     DenseDepth,
     FloatImage,
     Frame,
+    ImuNoise,
     PreparedImage,
     RangeCone,
     RangeReturns,
@@ -67,6 +72,9 @@ MOUNTS = {"right": np.eye(3)} | {
     f"{axis} {angle}": Rotation.from_euler(axis, angle, degrees=True).as_matrix()
     for axis in "xyz" for angle in (90, -90, 180)
 }  # fmt: skip
+WHEEL, STEP = 0.03, 0.01  # errors of odometry, relative
+SOURCES = ("range",), ("imu",), ("odometry",), ("range", "imu"), ("range", "odometry"), (
+    "imu", "odometry"), ("range", "imu", "odometry")  # fmt: skip
 Sensor = Any  # a function of a frame's number to its returns
 
 
@@ -126,10 +134,24 @@ class Walk:
         self.sensors = Sensors(self.camera, self.frames)
         self.by_stamp = {f.stamp_ns: f for f in self.frames}
 
-    def run(self, returns: Any, **values: Any) -> tuple[Pipeline, list[TrackedFrame], float]:
+    def given(self, sources: tuple[str, ...]) -> Any:
+        """Returns what frames get of these sources: a function of a frame's number."""
+        stamps = np.array([f.stamp_ns for f in self.frames])
+        samples = imu_samples(
+            self.camera.T_room_camera, stamps, noise=ImuNoise(), seed=self.camera.seed
+        )
+        stretches = [None, *samples.stretches(stamps)]
+        odometry = _odometry(self.camera.T_room_camera, self.camera.seed)
+        return lambda i: {
+            "returns": self.sensors.beam(i) if "range" in sources else None,
+            "imu": stretches[i] if "imu" in sources else None,
+            "T_prior_camera": odometry[i] if "odometry" in sources else None,
+        }
+
+    def run(self, given: Any, **values: Any) -> tuple[Pipeline, list[TrackedFrame], float]:
         """Returns the pipeline, its frames, and seconds that range sensors took per frame.
 
-        returns: of a frame by its number.
+        given: fields of a frame by its number.
         """
         config = config_from_parameters({
             "model": "da3-tiny", "process_res": self.options.process_res, "backend": "torch",
@@ -150,13 +172,13 @@ class Walk:
         out: list[TrackedFrame] = []
         for i, f in enumerate(self.frames):
             frame = Frame(f.stamp_ns, f.image, calibration=self.camera.calibration)
-            out += pipeline.push(replace(frame, returns=returns(i)))
+            out += pipeline.push(replace(frame, **given(i)))
         out += pipeline.flush()
         return pipeline, out, seconds / len(self.frames)
 
-    def scale_row(self, name: str, returns: Any) -> dict[str, Any]:
-        """Returns the errors of one kind of sensor."""
-        pipeline, found, seconds = self.run(returns, **{"dense.enabled": False})
+    def scale_row(self, name: str, given: Any, **values: Any) -> dict[str, Any]:
+        """Returns the errors of one kind of sensor; given: fields of a frame by its number."""
+        pipeline, found, seconds = self.run(given, **{"dense.enabled": False, **values})
         metric = [r for r in found if r.scale.metric and r.posed]
         row = {"sensor": name, "metric_from": float("nan"), "ms": 1000 * seconds}
         if not metric:
@@ -182,6 +204,21 @@ class Walk:
         }
 
 
+def _odometry(T: Array, seed: int) -> Array:
+    """Returns poses [N, 4, 4] of the camera by wheels, in the frame of its first pose."""
+    rng, out = np.random.default_rng(seed), [np.eye(4)]
+    for a, b in itertools.pairwise(T):
+        step = np.linalg.inv(a) @ b
+        step[:3, 3] *= (1 + WHEEL) * (1 + STEP * rng.normal(size=3))
+        out.append(out[-1] @ step)
+    return np.array(out)
+
+
+def returned(sensor: Any) -> Any:
+    """Returns a sensor's returns as fields of a frame."""
+    return lambda i: {"returns": sensor(i)}
+
+
 def _way(poses: Array) -> float:
     return float(np.linalg.norm(np.diff(poses[:, :3, 3], axis=0), axis=1).sum())
 
@@ -197,7 +234,17 @@ def scale_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yields a row per walk and sensor."""
     for name, walk in walks(options):
         for sensor in ("lidar", "rain", "beam"):
-            yield name | walk.scale_row(sensor, getattr(walk.sensors, sensor))
+            yield name | walk.scale_row(sensor, returned(getattr(walk.sensors, sensor)))
+
+
+def combined_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yields a row per walk and list of sources."""
+    for name, walk in walks(options):
+        for sources in SOURCES:
+            values = {"scale.source": list(sources)}
+            row = walk.scale_row(", ".join(sources), walk.given(sources), **values)
+            row.pop("ms")  # of one source only
+            yield name | row
 
 
 def mount_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -209,7 +256,7 @@ def mount_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 points = walk.sensors.lidar(index).points @ R.T
                 return RangeReturns(points[points[:, 2] > 0.05].astype(np.float32))
 
-            row = walk.scale_row(mounted, turned)
+            row = walk.scale_row(mounted, returned(turned))
             yield name | row | {"mount": mounted, "metric": not math.isnan(row["metric_from"])}
 
 
@@ -222,7 +269,7 @@ def depth_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             found[keyframe.id] = {"keyframe": keyframe, "dense": dense, "metres": metres}
 
         with _spied(spy):
-            walk.run(walk.sensors.even)
+            walk.run(returned(walk.sensors.even))
         rows = [_depth_errors(one, walk) for one in found.values()]
         yield (
             name
@@ -326,7 +373,10 @@ def _cpu_ms(step: Any, times: int = 10) -> float:
     return 1000 * (time.process_time() - start) / times
 
 
-TABLES = {"scale": scale_rows, "depth": depth_rows, "mounts": mount_rows, "cost": cost_rows}
+TABLES = {
+    "scale": scale_rows, "combined": combined_rows, "depth": depth_rows, "mounts": mount_rows,
+    "cost": cost_rows,
+}  # fmt: skip
 
 
 def main() -> int:

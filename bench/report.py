@@ -260,6 +260,7 @@ ENTRIES: dict[str, Entry] = {
     "standing": Entry(("standing.json",), figures.standing),
     "following": Entry(("following.json",), figures.following),
     "range-scale": Entry(("range-scale.json",), figures.range_scale),
+    "range-combined": Entry(("range-combined.json",), figures.range_combined),
     "range-depth": Entry(("range-depth.json", "range-depth-plain.json"), figures.range_depth),
     "range-cost": Entry(("range-cost.json",), figures.range_cost),
     "prior": Entry(("prior.json",), figures.prior),

@@ -23,6 +23,11 @@ range_scale = listing(
     Column("depth_error", "Depth error, %", 100.0), Column("way_error", "Way error, %", 100.0),
     Column("sigma", "Sigma, %", 100.0), Column("error_in_sigmas", "Way error in sigmas"),
 )  # fmt: skip
+range_combined = listing(
+    "room", Column("sensor", "Sources"), Column("metric_from", "Metric from frame"),
+    Column("depth_error", "Depth error, %", 100.0), Column("way_error", "Way error, %", 100.0),
+    Column("sigma", "Sigma, %", 100.0), Column("error_in_sigmas", "Way error in sigmas"),
+)  # fmt: skip
 range_cost = listing(
     Column("points", "Points of a cloud"), Column("returns", "Returns in the image"),
     "decode_ms", "place_ms", "scale_ms", Column("keyframe_ms", "Keyframe's depth, ms"),

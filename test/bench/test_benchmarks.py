@@ -492,12 +492,17 @@ def test_real_recordings_without_and_with_refinement(tmp_path, recordings):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("table", ["depth", "scale"])
+@pytest.mark.parametrize("table", ["depth", "scale", "combined"])
 def test_range_sensors_in_a_room(tmp_path, table):
     report, _ = run("bench_range.py", table, "--quick", tmp_path=tmp_path)
     if table == "depth":
         (row,) = report["rows"]
         assert row["on_5000"] < row["on_500"] < 1.05 * row["off"]
+    elif table == "combined":
+        assert len(report["rows"]) == 7
+        by = {row["sensor"]: row for row in report["rows"]}
+        assert by["odometry"]["metric_from"] < 24
+        assert by["range, imu, odometry"]["metric_from"] < 24
     else:
         assert [row["sensor"] for row in report["rows"]] == ["lidar", "rain", "beam"]
         assert abs(report["rows"][0]["way_error"]) < 0.3
