@@ -79,10 +79,10 @@ class Listener(Node):
         self.status = message
 
 
-def measure(seconds, parameters, count, rate_hz, backend):
+def measure(seconds, parameters, count, rate_hz, backend, of_camera=()):
     """Runs camera and node for ``seconds``, and returns the results (see ``figures``).
 
-    count: number of cameras; rate_hz: of each. The time begins when the node runs on ``backend``
+    count: number of cameras; rate_hz: of each; of_camera: more of its parameters. The time begins when the node runs on ``backend``
     ("": any). Raises RuntimeError if a process ends, or if that takes more than PATIENCE_S.
     """
     deadline = time.monotonic() + PATIENCE_S
@@ -90,7 +90,7 @@ def measure(seconds, parameters, count, rate_hz, backend):
     listed = [f"cameras:=[{','.join(names)}]"] if names else []
     camera = start(
         "da3_ros.ros.synthetic_camera", [] if names else ["image_raw:=/bench/image_raw"],
-        [f"rate_hz:={rate_hz}", "buffer_frames:=30", *listed],
+        [f"rate_hz:={rate_hz}", "buffer_frames:=30", *listed, *of_camera],
     )  # fmt: skip
     remaps = [f"{n}/image:=/{n}/image_raw" for n in names] or ["image:=/bench/image_raw"]
     node = start("da3_ros.ros.node", remaps, [*parameters, *listed])

@@ -7,7 +7,8 @@
 Camera, node and a listener to all topics run as processes on this machine, each setting in turn:
 without refinement and dense depth, with refinement, with both. Windows of eight views, one new.
 Weights: those that ship for da3-tiny (252 pixels), else random (280 pixels): random weights give
-nothing to refine, so they run without. A rate that the node cannot follow shows what it can: the
+nothing to refine, so they run without. The camera is slow (0.2 m/s, 10 degrees per second), so that
+images of 1 Hz overlap too. A rate that the node cannot follow shows what it can: the
 oldest frames are dropped.
 
 ``reference``: the reference package's own call on the same machine, without ROS, where the package
@@ -46,6 +47,7 @@ EXTRAS = {
 }
 CALLS = {"its call on each window": (8, 1), "DA3-Streaming's chunks": (60, 30)}  # views, new ones
 REFERENCE = Path(__file__).with_name("reference_interface.py")
+SLOW = "max_speed_m_s:=0.2", "max_turn_deg_s:=10.0"
 STAGES = ("wait", "prepare", "network", "refinement", "window", "publish")
 
 
@@ -63,7 +65,7 @@ def row_of(model: str, extra: str, rate: float, options: argparse.Namespace) -> 
         "model": model, "process_res": values["process_res"], "extras": extra, "rate_hz": rate,
     }  # fmt: skip
     try:
-        found = measure(options.seconds, given, 1, rate, options.wait_for)
+        found = measure(options.seconds, given, 1, rate, options.wait_for, SLOW)
     except RuntimeError as error:
         return row | {"refused": str(error)}
     row |= {
