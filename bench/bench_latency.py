@@ -82,8 +82,8 @@ class Listener(Node):
 def measure(seconds, parameters, count, rate_hz, backend, of_camera=()):
     """Runs camera and node for ``seconds``, and returns the results (see ``figures``).
 
-    count: number of cameras; rate_hz: of each; of_camera: more of its parameters. The time begins when the node runs on ``backend``
-    ("": any). Raises RuntimeError if a process ends, or if that takes more than PATIENCE_S.
+    count: number of cameras; rate_hz: of each; of_camera: more of its parameters. The time begins
+    when the node runs on ``backend`` ("": any). Raises RuntimeError if a process ends, or if that takes more than PATIENCE_S.
     """
     deadline = time.monotonic() + PATIENCE_S
     names = [f"c{n}" for n in range(count)] if count > 1 else []

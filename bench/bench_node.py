@@ -7,9 +7,9 @@
 Camera, node and a listener to all topics run as processes on this machine, each setting in turn:
 without refinement and dense depth, with refinement, with both. Windows of eight views, one new.
 Weights: those that ship for da3-tiny (252 pixels), else random (280 pixels): random weights give
-nothing to refine, so they run without. The camera is slow (0.2 m/s, 10 degrees per second), so that
-images of 1 Hz overlap too. A rate that the node cannot follow shows what it can: the
-oldest frames are dropped.
+nothing to refine, so they run without. The camera is slow (0.2 m/s, 10 degrees per second), so
+that images of 1 Hz overlap too. A rate that the node cannot follow shows what it can: the oldest
+frames are dropped.
 
 ``reference``: the reference package's own call on the same machine, without ROS, where the package
 is installed: on the eight views of each window, one of them new, as a node around it would make
