@@ -83,7 +83,8 @@ def measure(seconds, parameters, count, rate_hz, backend, of_camera=()):
     """Runs camera and node for ``seconds``, and returns the results (see ``figures``).
 
     count: number of cameras; rate_hz: of each; of_camera: more of its parameters. The time begins
-    when the node runs on ``backend`` ("": any). Raises RuntimeError if a process ends, or if that takes more than PATIENCE_S.
+    when the node runs on ``backend`` ("": any). Raises RuntimeError if a process ends, or if that
+    takes more than PATIENCE_S.
     """
     deadline = time.monotonic() + PATIENCE_S
     names = [f"c{n}" for n in range(count)] if count > 1 else []
