@@ -101,6 +101,7 @@ class Pipeline:
         """Starts computing a prepared frame that will be pushed next; only saves time."""
         if frame.ready is not None and frame.ready.rule == self.builder.rule:
             self.session.prefetch(frame.ready.image)
+            self._steps.begin(frame.ready)
 
     # The scene -----------------------------------------------------------------------------------
 

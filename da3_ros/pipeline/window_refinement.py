@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -64,6 +64,7 @@ class WindowRefinement:
         self._limit = TimeLimit(0.0)
         self.seconds = 0.0  # that the newest window's refinement has taken
         self.skipped = False  # whether there was no time to look for tracks in it
+        self._expected = False  # whether the next window is refined, as the newest one was
         self._calibrated: dict[str, bool] = {}  # by camera: whether it has a camera_info
 
     def skip_when_late(self) -> None:
@@ -74,6 +75,13 @@ class WindowRefinement:
     def reconfigure(self, config: PipelineConfig) -> None:
         """Sets the parameters that may change between windows."""
         self.config = config
+
+    def begin(self, images: Iterable[CameraImage]) -> None:
+        """Starts detecting the features of images that the next windows refine, on a thread of its
+        own; only saves time."""
+        if self._expected and self.config.refinement.enabled:
+            for image in images:
+                self.refiner.ahead.begin(image.image, image.usable)
 
     def run(
         self,
@@ -89,7 +97,7 @@ class WindowRefinement:
         A window that alignment refused is accepted if tracks support its poses, and if its depth
         has anything to do with them.
         """
-        self.seconds, self.skipped = 0.0, False
+        self.seconds, self.skipped, self._expected = 0.0, False, False
         if not self.config.refinement.enabled or odometry.prior.leads_poses(window):
             self.refiner.restart()
             return estimate, placed, None
@@ -98,7 +106,7 @@ class WindowRefinement:
             self.skipped = True
             self.counters["refinement_skipped"] += 1
             return estimate, placed, None
-        start = time.perf_counter()
+        start, self._expected = time.perf_counter(), True
         try:
             return self._refine(window, new, estimate, placed, odometry, table)
         finally:

@@ -44,6 +44,7 @@ from da3_ros.pipeline.window_builder import ImageFormat, PreparedView, WindowBui
 from da3_ros.pipeline.window_inference import WindowInference, without_invalid_depth
 from da3_ros.pipeline.window_odometry import WindowOdometry
 from da3_ros.pipeline.window_refinement import WindowRefinement, in_refined_unit
+from da3_ros.refinement.refiner import CameraImage
 from da3_ros.refinement.solver_limits import SolverLimits
 from da3_ros.scale_sources.metric_model import scale_of_depth
 from da3_ros.splats.relative import RelativeSplats, keep_visible
@@ -53,6 +54,7 @@ from da3_ros.types import (
     Image,
     ImuStretch,
     Prediction,
+    PreparedImage,
     Scale,
     TrackedFrame,
     View,
@@ -94,7 +96,7 @@ class WindowSteps(MapListener):
         self._bridged: Bridge | None = None  # a gap, until the first window after it
         self.refinement = WindowRefinement(config, counters, limits, self.gyro)
         self.pose_search = PoseSearch()
-        self.standing = Standing()
+        self.standing, self._stands = Standing(), False  # whether it did in the newest window
         self.blind = BlindFrames(
             config, self.odometry, self.refinement, self.scene_map, self.gyro, counters
         )
@@ -109,6 +111,11 @@ class WindowSteps(MapListener):
             self.blind,
         ):  # fmt: skip
             part.reconfigure(config)
+
+    def begin(self, ready: PreparedImage) -> None:
+        """Starts, beside the network, what the next window needs of a prepared frame."""
+        if not self._stands:
+            self.refinement.begin([CameraImage(ready.full, ready.full_valid)])
 
     def run(self) -> Iterator[TrackedFrame]:
         """Runs one window of the waiting views and yields its new frames.
@@ -145,7 +152,9 @@ class WindowSteps(MapListener):
         """
         start = time.perf_counter()
         room = max(1, self.builder.window_size - len(new))
-        stands = self.standing.holds(new)
+        stands = self._stands = self.standing.holds(new)
+        if not stands:
+            self.refinement.begin(CameraImage(p.full, p.full_valid) for p in new)
         done = self.inference.run(self.blind.choose(room, new), new)
         if done is None:
             return

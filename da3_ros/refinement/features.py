@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +23,7 @@ CONTRAST = 0.01  # lower than OpenCV's: bare walls have weak features
 # doubled image, in which SIFT begins, is off (``enable_precise_upscale`` is not in OpenCV 4.5).
 CORNER = 0.5 - 0.25
 BORDER = 4  # pixels between a feature and what no feature may lie on
+MOST_AHEAD = 8  # images whose features are detected before they are asked for
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +80,46 @@ class FeatureDetector:
         strength = np.array([k.response for k in found])
         kept = spread(pixel, strength, grey.shape, self.most)
         return Features(shape, pixel[kept], descriptors[kept].astype(np.uint8))
+
+
+class FeaturesAhead:
+    """Detects features of images that will be needed soon, on a thread of its own.
+
+    OpenCV lets other Python threads run meanwhile. The result is that of ``FeatureDetector``, as
+    is an error. At most ``MOST_AHEAD`` images are kept; those that nobody asked for are dropped.
+    """
+
+    def __init__(self, most: int, most_pixels: int) -> None:
+        """most, most_pixels: as those of ``FeatureDetector``."""
+        self._detector = FeatureDetector(most, most_pixels)
+        self._pool: ThreadPoolExecutor | None = None  # made when it is needed
+        self._begun: deque[tuple[Image, NDArray[np.bool_] | None, Future[Features]]] = deque()
+
+    def begin(self, image: Image, usable: NDArray[np.bool_] | None) -> None:
+        """Starts with an image [H, W, 3], if that has not begun; returns at once."""
+        if self._index(image, usable) is not None:
+            return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, "da3-features")
+        while len(self._begun) >= MOST_AHEAD:
+            self._begun.popleft()[2].cancel()
+        self._begun.append((image, usable, self._pool.submit(self._detector, image, usable)))
+
+    def take(self, image: Image, usable: NDArray[np.bool_] | None) -> Features | None:
+        """Returns the features of an image, and waits for them; None: they have not begun.
+
+        The image and the mask are those objects that were given to ``begin``.
+        """
+        index = self._index(image, usable)
+        if index is None:
+            return None
+        future = self._begun[index][2]
+        del self._begun[index]
+        return None if future.cancel() else future.result()
+
+    def _index(self, image: Image, usable: NDArray[np.bool_] | None) -> int | None:
+        known = enumerate(self._begun)
+        return next((i for i, (a, b, _) in known if a is image and b is usable), None)
 
 
 def spread(pixel: Array, strength: Array, shape: tuple[int, ...], most: int) -> Array:

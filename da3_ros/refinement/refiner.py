@@ -19,7 +19,7 @@ from da3_ros.inertial.gyro_turns import GyroTurns
 from da3_ros.refinement.bundle import NETWORK, PosePriors
 from da3_ros.refinement.direct_alignment import WIDTH as ALIGNED_WIDTH
 from da3_ros.refinement.direct_alignment import AlignmentImage
-from da3_ros.refinement.features import FeatureDetector, Features
+from da3_ros.refinement.features import FeatureDetector, Features, FeaturesAhead
 from da3_ros.refinement.measured_poses import measured_poses, units_per_metre
 from da3_ros.refinement.self_calibration import NO_CHANGE, LengthChange, SelfCalibration
 from da3_ros.refinement.sliding_graph import FEWEST_TRACKS, GraphBackup, RefinedViews, SlidingGraph
@@ -87,6 +87,7 @@ class WindowRefiner:
         the cameras turn; None: unknown."""
         self.direct, self.gyro = direct, gyro or GyroTurns()
         self.detector = FeatureDetector(limits.features, limits.pixels)
+        self.ahead = FeaturesAhead(limits.features, limits.pixels)
         self._detected: tuple[Image, NDArray[np.bool_] | None, Features] | None = None
         self.graph = SlidingGraph(limits.tracks, limits.steps)
         self.calibration = SelfCalibration()
@@ -101,8 +102,10 @@ class WindowRefiner:
         is compared before it is refined."""
         newest = self._detected
         if newest is None or newest[0] is not image.image or newest[1] is not image.usable:
-            newest = image.image, image.usable, self.detector(image.image, image.usable)
-            self._detected = newest
+            found = self.ahead.take(image.image, image.usable)
+            if found is None:
+                found = self.detector(image.image, image.usable)
+            self._detected = newest = image.image, image.usable, found
         return newest[2]
 
     def restart(self) -> None:

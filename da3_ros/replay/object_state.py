@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.keyframe_store.journal import JournalError, JournalReader, JournalWriter, Record
+from da3_ros.refinement.features import FeaturesAhead
 
 FORMAT, VERSION = "da3_ros state", 21
 PACKAGE = "da3_ros."
@@ -35,7 +36,7 @@ MAPPINGS: dict[str, type] = {"dict": dict, "Counter": Counter, "OrderedDict": Or
 # Kept: code, and objects of the machine, which have no state of their own.
 KEPT = (
     types.FunctionType, types.MethodType, types.BuiltinFunctionType, type, Path,
-    ThreadPoolExecutor, type(threading.Lock()), type(threading.RLock()),
+    ThreadPoolExecutor, type(threading.Lock()), type(threading.RLock()), FeaturesAhead,
 )  # fmt: skip
 _NOTHING: Any = object()
 

@@ -16,6 +16,7 @@ from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.pipeline.window_odometry import WindowOdometry
 from da3_ros.pipeline.window_refinement import WindowRefinement
 from da3_ros.refinement import self_calibration, solver_limits
+from da3_ros.refinement.features import FeaturesAhead
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.evaluation import trajectory_error
 from da3_ros.synthetic.truth import Noise, TruthSession
@@ -73,6 +74,44 @@ def test_every_window_but_the_first_is_refined(refined):
     assert pipeline.counters["windows_refined"] == FRAMES - 1
     assert all(r.window.tracks >= 30 for r in results[1:])
     assert all(0 < r.window.reprojection_px < 2 for r in results[1:])
+
+
+@pytest.mark.usefixtures("solved_each_time")
+def test_features_that_are_detected_ahead_change_nothing(walk, refined, monkeypatch):
+    """Those of each window but the first two, and of frames that begin before they are pushed."""
+    ready, taken = [], []
+    plain = FeaturesAhead.take
+
+    def take(self, image, usable):
+        found = plain(self, image, usable)
+        taken.append(found is not None)
+        return found
+
+    monkeypatch.setattr(FeaturesAhead, "take", take)
+    camera, true = walk
+    settings = config_from_parameters({
+        "process_res": max(SIZE), "window.size": 5, "map.voxel_m": 0.02,
+        "dense.enabled": False, "map.remove_movers": False,
+    })  # fmt: skip
+    pipeline, results = Pipeline(settings, TruthSession(true, noise=NOISE)), []
+    for frame in (to_frame(camera, f) for f in true):
+        ready.append(pipeline.builder.prepare(frame))
+    for this, later in zip(ready, [*ready[1:], None], strict=True):
+        if later is not None:
+            pipeline.begin(later)
+        for *_, features in pipeline.refinement.refiner.ahead._begun:
+            features.result()
+        results += pipeline.push(this)
+    assert len(taken) == FRAMES
+    assert sum(taken) >= FRAMES - 2  # whether a window is refined is known from the first one on
+    for one, other in zip(refined[1], results, strict=True):
+        assert np.array_equal(one.T_map_camera, other.T_map_camera)
+        assert np.array_equal(one.depth_m, other.depth_m, equal_nan=True)
+
+
+def test_nothing_is_detected_ahead_without_refinement(walk, monkeypatch):
+    monkeypatch.setattr(FeaturesAhead, "begin", None)
+    run(walk, frames=walk[1][:4], **{"refinement.enabled": False})
 
 
 @pytest.mark.usefixtures("solved_each_time")

@@ -1,9 +1,12 @@
 """Features, matches and tracks on images that are made from one another."""
 
+import threading
+
 import cv2
 import numpy as np
+import pytest
 
-from da3_ros.refinement.features import FeatureDetector, spread
+from da3_ros.refinement.features import MOST_AHEAD, FeatureDetector, FeaturesAhead, spread
 from da3_ros.refinement.tracked_view import Matches, TrackedView, TrackPoints, extend_tracks, match
 
 
@@ -34,6 +37,71 @@ def test_positions_follow_the_corner_rule():
     found = FeatureDetector(10, 800_000)(image).pixel
     nearest = found[np.argmin(np.linalg.norm(found - [40.5, 30.5], axis=1))]
     assert np.abs(nearest - [40.5, 30.5]).max() < 0.05
+
+
+@pytest.fixture
+def ahead():
+    return FeaturesAhead(150, 800_000)
+
+
+def test_features_that_were_begun_are_those_of_the_detector(ahead):
+    image, usable = texture(), np.ones((180, 240), bool)
+    usable[100:, :150] = False
+    other = texture(1)
+    ahead.begin(image, usable)
+    ahead.begin(image, usable)  # has begun
+    ahead.begin(other, None)
+    for *_, begun in ahead._begun:
+        begun.result()
+    assert ahead.take(image, None) is None, "with another mask"
+    found = ahead.take(image, usable)
+    alone = FeatureDetector(150, 800_000)(image, usable)
+    assert np.array_equal(found.pixel, alone.pixel)
+    assert np.array_equal(found.descriptor, alone.descriptor)
+    assert ahead.take(image, usable) is None, "each is given once"
+    assert ahead.take(image.copy(), usable) is None
+    assert len(ahead.take(other, None)) > 50
+
+
+def test_what_nobody_asks_for_is_dropped(ahead):
+    images = [texture(k, (60, 40)) for k in range(MOST_AHEAD + 2)]
+    for image in images:
+        ahead.begin(image, None)
+    assert len(ahead._begun) == MOST_AHEAD
+    for *_, begun in ahead._begun:
+        begun.result()
+    assert [ahead.take(image, None) is None for image in images[:2]] == [True, True]
+    assert all(len(ahead.take(image, None)) for image in images[2:])
+
+
+def test_what_has_not_started_is_not_waited_for(ahead, monkeypatch):
+    """It would wait for the image before it, which perhaps nobody needs any more."""
+    started, go_on = threading.Event(), threading.Event()
+    plain = FeatureDetector.__call__
+
+    def slow(self, *arguments):
+        started.set()
+        assert go_on.wait(30)
+        return plain(self, *arguments)
+
+    monkeypatch.setattr(FeatureDetector, "__call__", slow)
+    first, second = texture(0), texture(1)
+    ahead.begin(first, None)
+    ahead.begin(second, None)
+    assert started.wait(30)
+    assert ahead.take(second, None) is None
+    go_on.set()
+    assert len(ahead.take(first, None)) > 50
+
+
+def test_an_error_ahead_is_the_detectors(ahead):
+    with pytest.raises(cv2.error):
+        FeatureDetector(150, 800_000)(np.zeros((0, 0, 3), np.uint8))
+    empty = np.zeros((0, 0, 3), np.uint8)
+    ahead.begin(empty, None)
+    ahead._begun[0][2].exception()
+    with pytest.raises(cv2.error):
+        ahead.take(empty, None)
 
 
 def test_a_bare_image_has_none():
