@@ -8,6 +8,7 @@
     python bench/bench_refinement.py faults --out FILE
     python bench/bench_refinement.py detectors --data DIR --out FILE
     python bench/bench_refinement.py cost --out FILE
+    python bench/bench_refinement.py ahead --out FILE
 
 rooms: da3-tiny in rendered rooms that it was not trained on, with the demo's settings. ATE after a
 Sim(3) fit, AbsRel after one scale, median distance of the cloud's points to the room's surfaces
@@ -21,6 +22,9 @@ faults: images or matches with a fault; "worse" names errors that grow by more t
 detectors: right matches, their spread over the image, and milliseconds on one thread. In rooms a
 match is right within 2 pixels of the truth, in recordings within 1 pixel of an epipolar geometry.
 cost: milliseconds of features, matching and solving, and their share of a window of da3-small.
+ahead: time from frame to frame with the detection of features beside the network and beside the
+refinement, and without. The network is a device that is waited for (--wait-ms, 14: da3-base on an
+H200); both pipelines take turns.
 
 Where means are compared, "ratio" is off over on: more than 1 is better with refinement.
 """
@@ -61,7 +65,7 @@ from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.demo_settings import FRAMES, PARAMETERS, SEED, SIZE
 from da3_ros.synthetic.evaluation import FramePair, measure, trajectory_error
 from da3_ros.synthetic.truth import TruthSession
-from da3_ros.types import Frame
+from da3_ros.types import Frame, Prediction, Window
 
 ROOM_ERRORS = ("ate_m", "abs_rel", "cloud_m", "cloud_by_depth_m", "rotation_deg")
 MOVING = WALKS[:3]
@@ -73,6 +77,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "faults": {"rooms": 3, "walks": MOVING},
     "detectors": {"rooms": 3, "frames": 12},
     "cost": {},
+    "ahead": {},
 }
 USUAL: dict[str, Any] = {"frames": FRAMES, "size": SIZE, "walks": WALKS, "rooms": 1, "runs": 1}
 
@@ -166,6 +171,7 @@ def cost_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         setattr(owner, name, run)
 
     timed(refiner, "detector", "features")
+    pipeline.refinement.begin = lambda images: None  # type: ignore[method-assign]  # one by one
     timed(refiner.graph, "add", "matching")
     timed(refiner.graph, "refine", "solving")
     timed(refiner, "refine", "all")
@@ -190,6 +196,47 @@ def cost_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     }  # fmt: skip
 
 
+class WaitingSession(TruthSession):
+    """The truth after so many milliseconds in which this process has nothing to do, as while a
+    window runs on a GPU."""
+
+    wait_ms, begin = 0.0, staticmethod(lambda: None)
+
+    def infer(self, window: Window) -> Prediction:
+        """As ``TruthSession``; ``begin`` is called while the window runs."""
+        found = super().infer(window)
+        end = time.perf_counter() + self.wait_ms / 1e3
+        self.begin()
+        time.sleep(max(0.0, end - time.perf_counter()))
+        return found
+
+
+def ahead_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yields the time of a frame with features that are detected ahead, and without."""
+    camera = room_camera("loop", SEED, options.size, options.frames)
+    true, times = list(camera), dict[str, list[float]]()
+    given = [Frame(f.stamp_ns, f.image, calibration=camera.calibration) for f in true]
+    runs = {}
+    for name in ("off", "on"):
+        session = WaitingSession(true)
+        session.wait_ms = options.wait_ms
+        values = PARAMETERS | {"window.size": 8, "dense.enabled": False}
+        pipeline = Pipeline(config_from_parameters(values), session)
+        if name == "off":
+            pipeline.refinement.begin = lambda images: None  # type: ignore[method-assign]
+        ready = [pipeline.builder.prepare(frame) for frame in given]
+        runs[name], times[name] = (session, pipeline, ready), []
+    for i in range(len(given)):
+        for name, (session, pipeline, ready) in runs.items():
+            session.begin = lambda p=pipeline, r=ready[i + 1 : i + 2]: [p.begin(f) for f in r]
+            start = time.perf_counter()
+            list(pipeline.push(ready[i]))
+            times[name].append(1e3 * (time.perf_counter() - start))
+    median = {name: float(np.median(found[8:])) for name, found in times.items()}
+    yield {"wait_ms": options.wait_ms, "off_ms": median["off"], "on_ms": median["on"],
+           "times": median["off"] / median["on"]}  # fmt: skip
+
+
 TABLES = {
     "rooms": (room_rows, room_table),
     "drift": (drift_rows, None),
@@ -198,6 +245,7 @@ TABLES = {
     "faults": (refinement_faults.rows, refinement_faults.table),
     "detectors": (refinement_detectors.rows, refinement_detectors.table),
     "cost": (cost_rows, None),
+    "ahead": (ahead_rows, None),
 }
 
 
@@ -223,6 +271,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--detectors", nargs="+", choices=detectors, default=detectors)
     parser.add_argument("--features", type=int, default=400, help="per image (detectors)")
     parser.add_argument("--process-res", type=int, help="size of the network's images")
+    parser.add_argument("--wait-ms", type=float, default=14.0, help="of a window (ahead)")
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--model", default="da3-small", help="network to compare with (cost)")
     parser.add_argument("--network-size", type=arguments.size, default=(504, 378))

@@ -245,6 +245,7 @@ ENTRIES: dict[str, Entry] = {
     "pieces": Entry(("*pieces*.json",), performance.pieces),
     "loading": Entry(("*loading*.json",), performance.loading),
     "refinement-cost": Entry(("refinement-cost.json",), performance.refinement_cost),
+    "refinement-ahead": Entry(("refinement-ahead.json",), performance.refinement_ahead),
     "stages": Entry(
         ("stages.json",), listing(Column("name", "Stage"), Column("value", "ms, median"))
     ),

@@ -420,6 +420,13 @@ def refinement_cost(results: Sequence[Result]) -> str:
     return listing(*columns)(results)
 
 
+refinement_ahead = listing(
+    Column("wait_ms", "A window of the network, ms"),
+    Column("off_ms", "A frame, one after the other, ms"),
+    Column("on_ms", "With features ahead, ms"), Column("times", "Times as fast"),
+)  # fmt: skip
+
+
 def _overlap_rows(result: Result) -> list[Row]:
     """Returns the share of preparation and publishing that ran while a window did."""
     return [

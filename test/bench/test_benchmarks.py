@@ -491,6 +491,15 @@ def test_real_recordings_without_and_with_refinement(tmp_path, recordings):
     assert rows[3]["focal_px"][0] == pytest.approx(rows[3]["focal_px"][1])
 
 
+def test_features_ahead(tmp_path):
+    report, _ = run(
+        "bench_refinement.py", "ahead", "--frames", "10", "--size", "112x84", tmp_path=tmp_path
+    )
+    (row,) = report["rows"]
+    assert row["times"] == pytest.approx(row["off_ms"] / row["on_ms"])
+    assert row["on_ms"] > row["wait_ms"]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("table", ["depth", "scale", "combined"])
 def test_range_sensors_in_a_room(tmp_path, table):

@@ -64,7 +64,7 @@ def test_features_that_were_begun_are_those_of_the_detector(ahead):
 
 
 def test_what_nobody_asks_for_is_dropped(ahead):
-    images = [texture(k, (60, 40)) for k in range(MOST_AHEAD + 2)]
+    images = [texture(k) for k in range(MOST_AHEAD + 2)]
     for image in images:
         ahead.begin(image, None)
     assert len(ahead._begun) == MOST_AHEAD
