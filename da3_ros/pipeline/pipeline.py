@@ -97,6 +97,14 @@ class Pipeline:
         self.scene_map.adjust(self.refinement.metre, self.odometry.chain, ends=True)
         self.scene_map.finish_depth()
 
+    def prepare(self, frame: Frame) -> Frame:
+        """Returns a frame as the network needs it, and starts detecting its features; only saves
+        time. Any thread may call this, in the order in which frames are pushed."""
+        frame = self.builder.prepare(frame)
+        if frame.ready is not None:
+            self._steps.begin(frame.ready)
+        return frame
+
     def begin(self, frame: Frame) -> None:
         """Starts computing a prepared frame that will be pushed next; only saves time."""
         if frame.ready is not None and frame.ready.rule == self.builder.rule:

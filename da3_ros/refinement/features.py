@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -83,10 +84,11 @@ class FeatureDetector:
 
 
 class FeaturesAhead:
-    """Detects features of images that will be needed soon, on a thread of its own.
+    """Detects features of images that will be needed soon, on a thread of its own. Thread-safe.
 
     OpenCV lets other Python threads run meanwhile. The result is that of ``FeatureDetector``, as
-    is an error. At most ``MOST_AHEAD`` images are kept; those that nobody asked for are dropped.
+    is an error. Images are needed in the order in which they began: those before the one that is
+    taken are dropped. No image begins while ``MOST_AHEAD`` wait.
     """
 
     def __init__(self, most: int, most_pixels: int) -> None:
@@ -94,28 +96,35 @@ class FeaturesAhead:
         self._detector = FeatureDetector(most, most_pixels)
         self._pool: ThreadPoolExecutor | None = None  # made when it is needed
         self._begun: deque[tuple[Image, NDArray[np.bool_] | None, Future[Features]]] = deque()
+        self._lock = threading.Lock()
 
     def begin(self, image: Image, usable: NDArray[np.bool_] | None) -> None:
         """Starts with an image [H, W, 3], if that has not begun; returns at once."""
-        if self._index(image, usable) is not None:
-            return
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, "da3-features")
-        while len(self._begun) >= MOST_AHEAD:
-            self._begun.popleft()[2].cancel()
-        self._begun.append((image, usable, self._pool.submit(self._detector, image, usable)))
+        with self._lock:
+            if self._index(image, usable) is not None or len(self._begun) >= MOST_AHEAD:
+                return
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(1, "da3-features")
+            self._begun.append((image, usable, self._pool.submit(self._detector, image, usable)))
 
     def take(self, image: Image, usable: NDArray[np.bool_] | None) -> Features | None:
         """Returns the features of an image, and waits for them; None: they have not begun.
 
         The image and the mask are those objects that were given to ``begin``.
         """
-        index = self._index(image, usable)
-        if index is None:
-            return None
-        future = self._begun[index][2]
-        del self._begun[index]
+        with self._lock:
+            index = self._index(image, usable)
+            if index is None:
+                if len(self._begun) >= MOST_AHEAD:  # nobody will ask for these
+                    self._drop(len(self._begun))
+                return None
+            self._drop(index)
+            future = self._begun.popleft()[2]
         return None if future.cancel() else future.result()
+
+    def _drop(self, count: int) -> None:
+        for _ in range(count):
+            self._begun.popleft()[2].cancel()
 
     def _index(self, image: Image, usable: NDArray[np.bool_] | None) -> int | None:
         known = enumerate(self._begun)

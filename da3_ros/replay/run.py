@@ -276,9 +276,15 @@ def _process(
     first = state.first.pipeline
     config = first.config
     ahead = config.window.new * max(1, len(config.cameras), len(state.scenes))
+
+    def prepare(frame: Frame) -> Frame:
+        pipeline = state.pipeline_of(frame)
+        # Else some are skipped, whose features nobody needs.
+        return (pipeline.prepare if state.every == 1 else pipeline.builder.prepare)(frame)
+
     reader = ReadAhead(
         recording,
-        lambda f: state.pipeline_of(f).builder.prepare(f),
+        prepare,
         READ_AHEAD * ahead,
         skip=state.read,
     )
