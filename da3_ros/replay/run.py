@@ -79,6 +79,7 @@ from da3_ros.replay.work_folder import OutputError, open_work_folder
 from da3_ros.reporting.page import NAME, write_page
 from da3_ros.reporting.run_files import TIMELINES
 from da3_ros.sensors.frame_annotator import FrameAnnotator
+from da3_ros.types import Frame
 
 log = logging.getLogger(__name__)
 
