@@ -153,8 +153,6 @@ class WindowSteps(MapListener):
         start = time.perf_counter()
         room = max(1, self.builder.window_size - len(new))
         stands = self._stands = self.standing.holds(new)
-        if not stands:
-            self.refinement.begin(CameraImage(p.full, p.full_valid) for p in new)
         done = self.inference.run(self.blind.choose(room, new), new)
         if done is None:
             return
