@@ -1,8 +1,10 @@
-"""Latency of the live node from image stamp to publication, by stage, at 30 Hz 640x480.
+"""Latency of the live node from image stamp to the arrival of the cloud, at 30 Hz 640x480.
 
 Starts the synthetic camera (or a rig of them) and the node, subscribes to all its topics, and
-prints a table; ``--out`` writes JSON. The times of the stages come from the node's diagnostics.
-Results are comparable only on the same machine.
+prints a table; ``--out`` writes JSON. All times are of messages that arrive while it measures:
+``network`` and ``placing`` (alignment, refinement, filters, of a window before it is published) by
+the node's ``~/window``; ``rest`` is what remains of the latency: waiting for the window before,
+decoding, map, and messages on their way. Results are comparable only on the same machine.
 """
 
 import argparse
@@ -16,12 +18,14 @@ from pathlib import Path
 import rclpy
 import results_file
 from rclpy.node import Node
+from session_row import percentile
 
 from da3_ros.messages.decode import stamp_ns
 from da3_ros.messages.outputs import FRAME_TOPICS
 from da3_ros.ros.rclpy_library import RclpyLibrary
 
 PATIENCE_S = 300  # for engines to be built
+SETTLE_S = 2.0  # after an engine took over: frames that waited for it are no part of the figures
 
 
 def start(module, remaps, parameters):
@@ -38,7 +42,7 @@ class Listener(Node):
     def __init__(self, cameras):
         super().__init__("bench")
         library = RclpyLibrary()
-        self.windows, self.arrivals, self.status, self.stages = [], {}, None, {}
+        self.windows, self.arrivals, self.status = [], {}, None
         self.backend = None  # of the newest window
         for camera in cameras or [""]:
             base = f"/da3/{camera}/" if camera else "/da3/"
@@ -69,14 +73,29 @@ class Listener(Node):
         self.arrivals[stamp_ns(message.header.stamp)] = time.time_ns()
 
     def _on_diagnostics(self, message):
-        values = {v.key: v.value for v in message.status[0].values}
-        self.backend = values.get("backend")
-        self.stages = {
-            k: float(v) for k, v in values.items() if k.endswith(("_median_s", "_p95_s"))
-        }
+        self.backend = {v.key: v.value for v in message.status[0].values}.get("backend")
 
     def _on_status(self, message):
         self.status = message
+
+    def counts(self):
+        """Returns the node's counts of frames: received, and lost by cause."""
+        status = self.status
+        lost = dict(zip(status.drop_causes, map(int, status.drop_counts), strict=True))
+        return lost | {"received": int(status.frames_received)}
+
+    def forget(self):
+        """Forgets what has arrived; returns ``counts``."""
+        self.windows.clear()
+        self.arrivals.clear()
+        return self.counts()
+
+
+def spin(listener, seconds):
+    """Lets messages arrive for some seconds."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        rclpy.spin_once(listener, timeout_sec=0.1)
 
 
 def measure(seconds, parameters, count, rate_hz, backend, of_camera=()):
@@ -97,7 +116,10 @@ def measure(seconds, parameters, count, rate_hz, backend, of_camera=()):
     node = start("da3_ros.ros.node", remaps, [*parameters, *listed])
     listener = Listener(names)
     try:
-        while len(listener.arrivals) < 5 or backend not in ("", listener.backend):
+        while (
+            len(listener.arrivals) < 5 or listener.status is None
+            or backend not in ("", listener.backend)
+        ):  # fmt: skip
             rclpy.spin_once(listener, timeout_sec=0.1)
             if node.poll() is not None or camera.poll() is not None:
                 raise RuntimeError(f"a process ended: {' '.join(node.args)}")
@@ -106,38 +128,38 @@ def measure(seconds, parameters, count, rate_hz, backend, of_camera=()):
                 raise RuntimeError(
                     f"after {PATIENCE_S} s it runs on {ran}, not {backend or 'any'}"
                 )
-        listener.windows.clear()
-        listener.arrivals.clear()
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            rclpy.spin_once(listener, timeout_sec=0.1)
+        spin(listener, SETTLE_S)
+        before = listener.forget()
+        spin(listener, seconds)
     finally:
         for process in (camera, node):
             process.send_signal(signal.SIGINT)
             process.wait(15)
-    return figures(listener, seconds)
+    return figures(listener, seconds, before)
 
 
-def figures(listener, seconds):
-    """Returns rates (1/s), medians and 95th percentiles of durations (s), and counts of a run."""
-    inference = [w.inference_s for w in listener.windows]
-    total = [w.total_s for w in listener.windows]
-    received = [(t - s) / 1e9 for s, t in listener.arrivals.items()]
-    status = listener.status
-    drops = dict(zip(status.drop_causes, status.drop_counts, strict=True))
+def figures(listener, seconds, before):
+    """Returns rates (1/s), medians and 95th percentiles of durations (s), and counts, of what the
+    listener received in ``seconds``. before: counts of frames when these began."""
+    by_stamp = {stamp_ns(w.header.stamp): w for w in listener.windows}
+    received = {s: (t - s) / 1e9 for s, t in listener.arrivals.items()}
+    both = [(received[s], w) for s, w in by_stamp.items() if s in received]
+    counts = listener.counts()
+    lost = {name: counts[name] - before.get(name, 0) for name in counts if name != "received"}
+    if not both:
+        raise RuntimeError(f"nothing was published in {seconds:g} s")
+    latencies = sorted(received.values())
     return {
         "windows_per_s": len(listener.windows) / seconds,
-        "stamp_to_publication_median_s": status.latency_median_s,
-        "stamp_to_publication_p95_s": status.latency_p95_s,
-        "stamp_to_cloud_received_median_s": statistics.median(received),
-        "window_message_network_median_s": statistics.median(inference),
-        "window_message_total_median_s": statistics.median(total),
-        **{f"stage_{name}": value for name, value in listener.stages.items()},
-        "input_hz": status.input_hz,
-        "device": status.device,
+        "latency_median_s": statistics.median(latencies),
+        "latency_p95_s": percentile(latencies, 95),
+        "network_median_s": statistics.median(w.inference_s for w in listener.windows),
+        "placing_median_s": statistics.median(w.total_s - w.inference_s for w in listener.windows),
+        "rest_median_s": statistics.median(t - w.total_s for t, w in both),
+        "device": listener.status.device,
         "backend": listener.backend,
-        "drops": {cause: int(count) for cause, count in drops.items()},
-        "received": int(status.frames_received),
+        "drops": {cause: count for cause, count in lost.items() if count},
+        "received": counts["received"] - before.get("received", 0),
     }
 
 

@@ -26,6 +26,7 @@ import itertools
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,10 @@ EXTRAS = {
     "refinement, dense": {"refinement.enabled": True, "dense.enabled": True},
 }
 CALLS = {"its call on each window": (8, 1), "DA3-Streaming's chunks": (60, 30)}  # views, new ones
+CALL_S = 300  # the most that a process with some calls may take
 REFERENCE = Path(__file__).with_name("reference_interface.py")
 SLOW = "max_speed_m_s:=0.2", "max_turn_deg_s:=10.0"
-STAGES = ("wait", "prepare", "network", "refinement", "window", "publish")
+STAGES = ("network", "placing", "rest")
 
 
 def row_of(model: str, extra: str, rate: float, options: argparse.Namespace) -> dict[str, Any]:
@@ -70,37 +72,38 @@ def row_of(model: str, extra: str, rate: float, options: argparse.Namespace) -> 
         return row | {"refused": str(error)}
     row |= {
         "windows_per_s": found["windows_per_s"],
-        "latency_median_s": found["stamp_to_publication_median_s"],
-        "latency_p95_s": found["stamp_to_publication_p95_s"], "backend": found["backend"],
+        "latency_median_s": found["latency_median_s"], "latency_p95_s": found["latency_p95_s"],
+        "backend": found["backend"],
     }  # fmt: skip
     for stage in STAGES:
-        row[f"{stage}_s"] = found.get(f"stage_{stage}_median_s")
+        row[f"{stage}_s"] = found[f"{stage}_median_s"]
     return row | {"dropped": sum(found["drops"].values()), "received": found["received"]}
 
 
-def reference_rows(model: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the rows of the reference's calls, each measured in a process of its own.
+def reference_rows(model: str, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yields the rows of the reference's calls, each measured in a process of its own.
 
     rows: those of the node.
     """
-    found = []
     own = [r for r in rows if r["model"] == model and r["extras"] == "neither"]
     fastest = max((r["windows_per_s"] for r in own if "refused" not in r), default=None)
     for what, (views, new) in CALLS.items():
         row = {"model": model, "what": what, "node_frames_per_s": fastest}
-        done = child.run(
-            [sys.executable, str(REFERENCE), model, "--views", str(views), "--new", str(new),
-             "--process-res", str(RES.get(model, OTHER_RES))],
-            stderr=subprocess.PIPE,
-        )  # fmt: skip
+        words = [
+            sys.executable, str(REFERENCE), model, "--views", str(views), "--new", str(new),
+            "--process-res", str(RES.get(model, OTHER_RES)),
+        ]  # fmt: skip
+        try:
+            done = child.run(words, stderr=subprocess.PIPE, timeout=CALL_S)
+        except subprocess.TimeoutExpired:
+            yield row | {"refused": f"it takes more than {CALL_S} s"}
+            continue
         if done.returncode:
             row["refused"] = (done.stderr.strip().splitlines() or ["no output"])[-1]
         else:
             row |= json.loads(done.stdout.splitlines()[-1])
             row["times"] = None if fastest is None else fastest / row["new_frames_per_s"]
-        results_file.show(row)
-        found.append(row)
-    return found
+        yield row
 
 
 def main() -> None:
@@ -135,8 +138,11 @@ def main() -> None:
         results_file.write(options.out, dict(found), device)
     rclpy.try_shutdown()
     if importlib.util.find_spec("depth_anything_3") is not None:
-        calls = [row for model in options.models for row in reference_rows(model, rows)]
-        results_file.write(options.out, found | {"reference": calls}, device)
+        found["reference"] = []
+        for row in (row for model in options.models for row in reference_rows(model, rows)):
+            results_file.show(row)
+            found["reference"].append(row)
+            results_file.write(options.out, dict(found), device)  # a long run may be ended
 
 
 if __name__ == "__main__":

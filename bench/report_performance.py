@@ -65,13 +65,11 @@ def _latency_row(result: Result) -> Row:
 latency = joined(
     _latency_row,
     "model", Column("pixels", "Longer side"), Column("ran", "Backend"), "windows_per_s",
-    Column("stamp_to_publication_median_s", "Stamp to publication, ms: median", 1e3),
-    Column("stamp_to_publication_p95_s", "95 %", 1e3),
-    Column("stage_wait_median_s", "Of these (medians): waiting", 1e3),
-    Column("stage_decode_median_s", "Decoding", 1e3),
-    Column("stage_network_median_s", "Network", 1e3),
-    Column("stage_window_median_s", "Network, alignment and filters", 1e3),
-    Column("stage_publish_median_s", "Messages", 1e3),
+    Column("latency_median_s", "Stamp to arrival, ms: median", 1e3),
+    Column("latency_p95_s", "95 %", 1e3),
+    Column("network_median_s", "Of these (medians): network", 1e3),
+    Column("placing_median_s", "Alignment, refinement, filters", 1e3),
+    Column("rest_median_s", "Waiting, decoding, map, messages", 1e3),
 )  # fmt: skip
 
 MATRIX = (
@@ -332,10 +330,11 @@ def _named(row: Row, usual: int) -> str:
 node = listing(
     "model", Column("process_res", "Longer side"), "backend",
     Column("extras", "Beside the network"), Column("rate_hz", "Camera, Hz"), "windows_per_s",
-    Column("latency_median_s", "Stamp to publication, ms: median", 1e3),
-    Column("latency_p95_s", "95 %", 1e3), Column("wait_s", "Of these (medians): waiting", 1e3),
-    Column("network_s", "Network", 1e3), Column("refinement_s", "Refinement", 1e3),
-    Column("window_s", "Whole window", 1e3), Column("publish_s", "Messages", 1e3),
+    Column("latency_median_s", "Stamp to arrival, ms: median", 1e3),
+    Column("latency_p95_s", "95 %", 1e3),
+    Column("network_s", "Of these (medians): network", 1e3),
+    Column("placing_s", "Alignment, refinement, filters", 1e3),
+    Column("rest_s", "Waiting, decoding, map, messages", 1e3),
 )  # fmt: skip
 node_reference = joined(
     lambda result: result.data.get("reference", []),
