@@ -1,6 +1,7 @@
 """The scripts of benchmarks without running them: what `make test` checks of each."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -37,6 +38,37 @@ def test_large_networks_are_measured_with_all_their_blocks(monkeypatch):
         with pytest.raises(InterruptedError):
             bench_network.networks(name)
         assert seen["spec"].blocks == blocks
+
+
+def test_latencies_are_of_what_arrived_while_they_were_measured(monkeypatch):
+    pytest.importorskip("rclpy")
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    import bench_latency
+
+    def window(second, inference_s, total_s):
+        stamp = SimpleNamespace(sec=second, nanosec=0)
+        header = SimpleNamespace(stamp=stamp)
+        return SimpleNamespace(header=header, inference_s=inference_s, total_s=total_s)
+
+    listener = SimpleNamespace(
+        windows=[window(1, 0.1, 0.3), window(2, 0.2, 0.6), window(4, 0.3, 0.5)],
+        # The window of second 4 arrived, its cloud did not; the frame of second 3 had no window.
+        arrivals={1_000_000_000: 1_400_000_000, 2_000_000_000: 2_900_000_000,
+                  3_000_000_000: 3_500_000_000},
+        status=SimpleNamespace(device="cpu"), backend="torch",
+        counts=lambda: {"received": 50, "busy": 12, "late": 3},
+    )  # fmt: skip
+    found = bench_latency.figures(listener, 2.0, {"received": 30, "busy": 5, "late": 3})
+    assert found["windows_per_s"] == 1.5
+    assert found["latency_median_s"] == pytest.approx(0.5)
+    assert found["latency_p95_s"] is None, "too few to tell"
+    assert found["network_median_s"] == pytest.approx(0.2)
+    assert found["placing_median_s"] == pytest.approx(0.2)
+    assert found["rest_median_s"] == pytest.approx((0.1 + 0.3) / 2)
+    assert (found["received"], found["drops"]) == (20, {"busy": 7})
+    listener.arrivals = {}
+    with pytest.raises(RuntimeError, match=r"nothing was published in 2 s"):
+        bench_latency.figures(listener, 2.0, {})
 
 
 def test_depth_images_are_seen_through_the_colour_camera(recordings):
