@@ -110,6 +110,8 @@ class Source:
 CPU = "backends-small-280.json"
 GPU = "gpu-network-da3-base.json"
 GPU_WINDOW = "8 x 504x280"
+AMX_CPU = "backends-amx-small-280.json"
+NODE, LIVE = "node.json", {"model": "da3-tiny", "rate_hz": 10.0}
 VALUES = {
     "cpu-frame": Source(CPU, "median_s", {"variant": "openvino bfloat16"}, "{} s", digits=2),
     "cpu-reference": Source(
@@ -127,19 +129,19 @@ VALUES = {
     "gpu-memory": Source(
         GPU, "peak_mb", {"size": GPU_WINDOW, "variant": "ours bf16, per new frame"}, "{} MB"
     ),
-    "amx-frame": Source(
-        "cpu-network-small.json", "median_s",
-        {"size": "8 x 280x210", "variant": "ours bf16, per new frame"}, "{} s", digits=2,
-    ),
+    "amx-frame": Source(AMX_CPU, "median_s", {"variant": "openvino bfloat16"}, "{} s", digits=2),
     "amx-times": Source(
-        "cpu-network-small.json", "ratio",
-        {"size": "8 x 280x210", "variant": "ours bf16, per new frame"}, "{} times", digits=2,
+        AMX_CPU, "times_reference", {"variant": "openvino bfloat16"}, "{} times", digits=2
     ),
-    "live-rate": Source("latency-openvino-tiny.json", "windows_per_s", {}),
-    "live-age": Source(
-        "latency-openvino-tiny.json", "latency_median_s", {}, "{} ms", 1e3, 2
+    "amx-torch": Source(AMX_CPU, "median_s", {"variant": "torch bfloat16"}, "{} s", digits=2),
+    "live-plain": Source(NODE, "windows_per_s", LIVE | {"extras": "neither"}, digits=2),
+    "live-plain-age": Source(
+        NODE, "latency_median_s", LIVE | {"extras": "neither"}, "{} ms", 1e3, 2
     ),
-    "live-small-rate": Source("latency-openvino-small.json", "windows_per_s", {}, digits=2),
+    "live-full": Source(NODE, "windows_per_s", LIVE | {"extras": "refinement, dense"}, digits=2),
+    "live-full-age": Source(
+        NODE, "latency_median_s", LIVE | {"extras": "refinement, dense"}, "{} ms", 1e3, 2
+    ),
     "memory-cpu": Source(
         "memory-cpu.json", "measured_mib",
         {"model": "da3-small", "size": "280x210", "views": 8, "backend": "openvino",
@@ -160,15 +162,15 @@ FACTS = (
     "**Two CPU cores without AMX, OpenVINO**: a new frame of da3-small at 280x210 in a window of "
     "eight takes {cpu-frame} in bfloat16, {cpu-times} as fast as the reference's network takes "
     "the window ([table](#openvino-and-pytorch)).",
-    "**Two CPU cores with AMX, PyTorch**: the same frame takes {amx-frame} in bfloat16, "
-    "{amx-times} as fast as the reference's network in fp32 "
-    "([table](#our-network-against-the-reference)).",
+    "**Two CPU cores with AMX**: the same frame takes {amx-frame}, {amx-times} as fast as the "
+    "reference's network; on PyTorch {amx-torch}.",
     "**One H200**: a new frame of da3-base at 504x280 in a window of eight takes {gpu-frame} in "
     "bfloat16. The reference's network takes {gpu-reference} for the window. "
     "The frame takes {gpu-memory} beside the weights ([table](#on-a-gpu)).",
-    "**The live node** with OpenVINO on two CPU cores publishes {live-rate} windows/s of "
-    "da3-tiny, {live-age} after the image's stamp, and {live-small-rate} windows/s of da3-small "
-    "([table](#latency-of-the-live-node)).",
+    "**The live node** with OpenVINO on two CPU cores, da3-tiny and a camera at 10 Hz, publishes "
+    "{live-full} windows/s, refined and with measured depth. Their clouds arrive {live-full-age} "
+    "after the image's stamp. Without both it publishes {live-plain} windows/s after "
+    "{live-plain-age} ([table](#latency-of-the-live-node)).",
     "**Memory**: da3-small with eight views of 280x210 takes {memory-cpu} on a CPU "
     "([table](#predicted-and-measured-on-cpus)). On a GPU, da3-giant with eight views of 504x378 "
     "is predicted to take {plan-giant} ([table](#what-fits-on-a-gpu)).",
@@ -221,7 +223,6 @@ ENTRIES: dict[str, Entry] = {
         ("quality.json",), performance.quality, "speed_accuracy.svg", performance.quality_plot
     ),
     "backends": Entry(("backends-*.json",), performance.backends),
-    "latency": Entry(("latency-*.json",), performance.latency),
     "node": Entry(("node*.json",), performance.node),
     "node-reference": Entry(("node*.json",), performance.node_reference),
     "network-cpu": Entry(("cpu-network-*.json",), performance.network_table("s", 1.0)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 
 from report_plots import Axis, Panel, Series, picture
@@ -46,31 +45,6 @@ backends = joined(
     Column("first_window_s", "First window, s"),
 )  # fmt: skip
 
-
-def _option(result: Result, name: str) -> str:
-    """Returns a node's parameter from the command of a result; empty if it has none."""
-    found = re.search(rf"-p {re.escape(name)}:=(\S+)", result.command)
-    return found[1] if found else ""
-
-
-def _latency_row(result: Result) -> Row:
-    return {
-        **result.data,
-        "model": _option(result, "model"),
-        "pixels": _option(result, "process_res"),
-        "ran": BACKENDS.get(result.data.get("backend", ""), result.data.get("backend")),
-    }
-
-
-latency = joined(
-    _latency_row,
-    "model", Column("pixels", "Longer side"), Column("ran", "Backend"), "windows_per_s",
-    Column("latency_median_s", "Stamp to arrival, ms: median", 1e3),
-    Column("latency_p95_s", "95 %", 1e3),
-    Column("network_median_s", "Of these (medians): network", 1e3),
-    Column("placing_median_s", "Alignment, refinement, filters", 1e3),
-    Column("rest_median_s", "Waiting, decoding, map, messages", 1e3),
-)  # fmt: skip
 
 MATRIX = (
     "mode", "precision", "compile", "backend", "runs", "mean_s", "std_s", "median_s", "p95_s",

@@ -241,7 +241,7 @@ ROWS = {
     ),
     "node": (
         {"model": "da3-tiny", "rate_hz": 30.0, "windows_per_s": 9.5, "latency_median_s": 0.0851},
-        "| Model | Camera, Hz | Windows/s | Stamp to publication, ms: median |",
+        "| Model | Camera, Hz | Windows/s | Stamp to arrival, ms: median |",
         "| da3-tiny | 30.0 | 9.50 | 85.1 |",
     ),
     "frames100": (
