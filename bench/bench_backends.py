@@ -8,8 +8,8 @@ Each row is a session with random weights (the same in all), with known earlier 
 per window, the rest from kept prefixes. ``reference``: the reference package's network in fp32 on
 the whole window. All variants of a model and size run in turns in one process, each twice in a
 row, of which the second is timed; the table gives minimum and median. Ratios compare medians.
-Build times are those of an empty cache. OpenMP's threads spin while they wait, as is the default of
-PyTorch and so of the reference; in the node they sleep (da3_ros/__init__.py), as in matrix.py.
+Build times are those of an empty cache. OpenMP's threads spin while they wait, as is the default
+of PyTorch and so of the reference; in the node they sleep (da3_ros/__init__.py), as in matrix.py.
 """
 
 from __future__ import annotations
