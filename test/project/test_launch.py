@@ -480,6 +480,22 @@ def files_of(words):
     return [Path(p).name for p in after(words, "--params-file")]
 
 
+def test_a_preset_overrides_the_defaults_and_no_file_of_the_users(tmp_path):
+    share, mine = ROOT, tmp_path / "mine.yaml"
+    mine.write_text("{}")
+    default = str(share / "config" / "da3.yaml")
+    preset = str(share / "config" / "cpu.yaml")
+
+    def files(name, file):
+        return launch_helpers.parameter_files({"preset": name, "params_file": file}, str(share))
+
+    assert files("", default) == [default]
+    assert files("cpu", default) == [default, preset]
+    assert files("cpu", str(mine)) == [preset, str(mine)]
+    with pytest.raises(RuntimeError, match="is not a file"):
+        files("cpu", str(tmp_path / "none.yaml"))
+
+
 @pytest.mark.parametrize("name", ["da3", "multi_camera"])
 def test_preset_comes_between_defaults_and_the_users_file(launch_file, tmp_path, name):
     def files(**given):

@@ -44,16 +44,17 @@ def test_a_path_gets_metres_within_seconds_and_more_certain_later():
     assert error(filter) < min(3 * late.sigma, 0.015)
 
 
-def test_a_noisier_imu_counts_as_it_is_stated():
-    """Ten times a phone's noise: stated, the estimate is as uncertain as it is wrong."""
-    loud = replace(ImuNoise(), acceleration=0.028, gyro=1.6e-3)
-    sigmas = []
-    for stated in (ImuNoise(), loud):
-        walk = InertialWalk("carried", 3, 8, noise=loud, position_m=0.002)
+@pytest.mark.parametrize(("times", "seed"), [(10, 5), (30, 3)])
+def test_the_stated_noise_of_a_noisy_imu_gives_the_scale(times, seed):
+    """Else its noise passes for that of the poses, which shortens the path."""
+    chip, noisy = ImuNoise(), {}
+    loud = replace(chip, acceleration=times * chip.acceleration, gyro=times * chip.gyro)
+    for stated in (chip, loud):
+        walk = InertialWalk("carried", seed, 8, noise=loud, position_m=0.002)
         walk.stretches = [replace(stretch, noise=stated) for stretch in walk.stretches]
-        sigmas.append(follow(ImuFilter(), walk).estimate().sigma)
-    assert error(follow(ImuFilter(), walk)) < 3 * sigmas[1]
-    assert sigmas[1] > 1.2 * sigmas[0]
+        noisy[stated] = follow(ImuFilter(), walk)
+    assert error(noisy[loud]) < min(3 * noisy[loud].estimate().sigma, error(noisy[chip]) / 4)
+    assert noisy[loud].newest.position_sigma / UNIT == pytest.approx(0.002, rel=0.3)
 
 
 def test_gaps_and_interruptions_are_left_out():
