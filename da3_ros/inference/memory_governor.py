@@ -61,7 +61,8 @@ class MemoryGovernor(Memory):
         self._hardware, self._free_at_start = network.hardware, free
         self._automatic = not memory_budget_gb  # whether the budget is a share of what is free
         self.growth = Growth()
-        self._before_growth: tuple[int, float] | None = None  # budget and factor; None: not grown
+        # Budget and factors, of PyTorch and of the engine; None: not grown.
+        self._before_growth: tuple[int, float, float] | None = None
         self.budget = _budget_bytes(
             memory_budget_gb, self._hardware, self._free_at_start, warn=True
         )
@@ -150,12 +151,9 @@ class MemoryGovernor(Memory):
         self._pinned = True
         self._take(plan)
 
-    def _make(self, request: Request, budget: int, factor: float | None = None) -> Plan:
-        """Make a plan, in the lower precision if another camera needs it: they share a network.
-
-        factor: None: the one in force.
-        """
-        factor = self.factor if factor is None else factor
+    def _make(self, request: Request, budget: int) -> Plan:
+        """Make a plan, in the lower precision if another camera needs it: they share a network."""
+        factor = self.factor
         others = (r for r in self.requests.active if r != request)
         needed = any(needs_lower_precision(self._hardware, r, budget, factor) for r in others)
         lower = request.lower_precision if needed else None
@@ -164,15 +162,12 @@ class MemoryGovernor(Memory):
             request = replace(
                 request, other_sizes=tuple(s for s in self.requests.sizes if s != own)
             )
-        plan = make_plan(self._hardware, request, budget, factor, lower)
-        if plan.backend == "torch" or self._engine_factor <= factor:
-            return plan
-        # What windows take in PyTorch says nothing about an engine.
-        plan = make_plan(self._hardware, request, budget, self._engine_factor, lower)
-        if plan.backend == "torch":
-            without = replace(request, backend="torch")
-            plan = make_plan(self._hardware, without, budget, factor, lower)
-        return plan
+            # What windows take in PyTorch says nothing about an engine, nor the other way round.
+            plan = make_plan(self._hardware, request, budget, self._engine_factor, lower)
+            if plan.backend != "torch":
+                return plan
+            request = replace(request, backend="torch")
+        return make_plan(self._hardware, request, budget, factor, lower)
 
     def _take(self, plan: Plan) -> None:
         """``_adopt`` a plan for a new budget or measurement; earlier plans become invalid."""
@@ -271,13 +266,13 @@ class MemoryGovernor(Memory):
     def undone_if_refused(self) -> Iterator[None]:
         """An error inside this context restores the budget and all plans from before."""
         budget, level, over_budget = self.budget, self.fallback.level, self.over_budget
-        growth = self._automatic, self._before_growth, self.factor
+        growth = self._automatic, self._before_growth, self.factor, self._engine_factor
         plan, plans = self.plan, dict(self.requests.plans)
         try:
             yield
         except Exception:
             self.budget, self.fallback.level = budget, level
-            self._automatic, self._before_growth, self.factor = growth
+            self._automatic, self._before_growth, self.factor, self._engine_factor = growth
             if plan is not None:
                 self._adopt(plan)
             self.plan, self.requests.plans, self.over_budget = plan, plans, over_budget
@@ -319,22 +314,26 @@ class MemoryGovernor(Memory):
             self.growth.fail()
             self._shrink_back(request, "other processes took the memory that the plan grew into")
             return
-        self.growth.note(self._budget_now(), self.factor)
+        self.growth.note(self._budget_now(), self.factor, self._engine_factor)
         if may_grow:
             self._grow(plan, request)
 
     def _grow(self, plan: Plan, request: Request) -> None:
         if self.growth.lasting is None:
             return
-        budget, factor = self.growth.lasting
+        budget, *factors = self.growth.lasting
+        before = self.budget, self.factor, self._engine_factor
         try:
             with self.undone_if_refused():
-                larger = self._make(request, budget, factor)
-                if not gains(self._hardware, request, plan, larger):
+                self.factor, self._engine_factor = factors
+                larger = self._make(request, budget)
+                if gains(self._hardware, request, plan, larger):
+                    self._before_growth = self._before_growth or before
+                    self.budget = max(self.budget, budget)
+                    self._take(larger)
+                else:
+                    _, self.factor, self._engine_factor = before
                     return
-                self._before_growth = self._before_growth or (self.budget, self.factor)
-                self.budget, self.factor = max(self.budget, budget), factor
-                self._take(larger)
         except BudgetError:
             pass  # another camera's images need more than that
         except Exception as error:
@@ -349,7 +348,8 @@ class MemoryGovernor(Memory):
         """Use the plan from before it grew."""
         assert self._before_growth is not None
         log.warning("%s: the plan from before returns", why)
-        (self.budget, self.factor), self._before_growth = self._before_growth, None
+        self.budget, self.factor, self._engine_factor = self._before_growth
+        self._before_growth = None
         with suppress(BudgetError, MemoryError):  # another camera may need more than that now
             plan = self._make(request, self.budget)
             self.fallback.restart(0)
@@ -371,6 +371,7 @@ class MemoryGovernor(Memory):
         companion = self._base_request.companion
         held = plan.weights + self._hardware.context() + (companion.weights if companion else 0)
         held += 0 if plan.prefix_on_host else self._feature_cache.nbytes
+        held += self.meter.kept
         return self._hardware.free() + min(self._hardware.in_use(), held)
 
     # Windows -------------------------------------------------------------------------------------
@@ -397,7 +398,7 @@ class MemoryGovernor(Memory):
         if plan is None or self._pinned or self.fallback.level or views < plan.window:
             return
         if clean:
-            self.growth.measured(self._measured_factor(plan, taken))
+            self.growth.measured(self._measured_factor(plan, taken), plan.backend)
         over = taken > plan.budget
         if (over or not self.measured) and not clean:
             self.meter.release_cached()  # so that the next window can be measured
@@ -463,9 +464,7 @@ class MemoryGovernor(Memory):
     def _measured_factor(self, plan: Plan, taken: int) -> float:
         """The ratio of measured to predicted activations of a window that took ``taken`` bytes."""
         activations = max(1, taken - (plan.predicted - plan.activations))
-        planned = self.factor
-        if plan.backend != "torch":
-            planned = max(planned, self._engine_factor)
+        planned = self.factor if plan.backend == "torch" else self._engine_factor
         return min(4.0, max(1.0, planned * activations / plan.activations))
 
 
@@ -571,8 +570,9 @@ class Growth:
         self._windows = 0  # since the last check
         self._since = time.monotonic()  # the last check
         self._failures = 0
-        self._checks: deque[tuple[int, float]] = deque(maxlen=STABLE_CHECKS)
-        self._factor: float | None = None  # largest measured one since the last check
+        self._checks: deque[tuple[int, float, float]] = deque(maxlen=STABLE_CHECKS)
+        # Largest measured ones since the last check, by whether they are PyTorch's.
+        self._factors: dict[bool, float] = {}
 
     @property
     def is_due(self) -> bool:
@@ -585,30 +585,34 @@ class Growth:
         return self._failures < MOST_FAILURES
 
     @property
-    def lasting(self) -> tuple[int, float] | None:
-        """The least budget in bytes and the largest factor of the checks; None: too few checks."""
+    def lasting(self) -> tuple[int, float, float] | None:
+        """The least budget in bytes, and the largest factors of the checks: of PyTorch and of an
+        engine; None: too few checks."""
         if len(self._checks) != self._checks.maxlen:
             return None
-        budgets, factors = zip(*self._checks, strict=True)
-        return min(budgets), max(factors)
+        budgets, factors, of_engine = zip(*self._checks, strict=True)
+        return min(budgets), max(factors), max(of_engine)
 
     def count(self) -> None:
         """Count a window."""
         self._windows += 1
 
-    def measured(self, factor: float) -> None:
+    def measured(self, factor: float, backend: str) -> None:
         """Note the ratio of measured to predicted activations of a window."""
-        self._factor = max(factor, self._factor or 0.0)
+        kind = backend == "torch"
+        self._factors[kind] = max(factor, self._factors.get(kind, 0.0))
 
-    def note(self, budget: int, factor: float) -> None:
-        """Note a check: the budget that memory allows; ``factor`` counts if none was measured."""
-        self._checks.append((budget, self._factor or factor))
-        self._factor, self._windows, self._since = None, 0, time.monotonic()
+    def note(self, budget: int, factor: float, of_engine: float) -> None:
+        """Note a check: the budget that memory allows. The factors, of PyTorch and of an engine,
+        count where none was measured."""
+        found = self._factors
+        self._checks.append((budget, found.get(True, factor), found.get(False, of_engine)))
+        self._factors, self._windows, self._since = {}, 0, time.monotonic()
 
     def restart(self) -> None:
         """Forget all checks."""
         self._checks.clear()
-        self._factor, self._windows, self._since = None, 0, time.monotonic()
+        self._factors, self._windows, self._since = {}, 0, time.monotonic()
 
     def disappoint(self) -> None:
         """A larger plan had to be given up."""
@@ -628,6 +632,7 @@ class PeakMeter:
     """Owns the largest peak so far, and whether the next peak excludes earlier allocations.
 
     Call ``begin`` before and ``end`` and ``window_peak`` after each window.
+    ``kept``: bytes that earlier windows left allocated, for a backend that keeps them.
     """
 
     def __init__(self, hardware: Device) -> None:
@@ -635,17 +640,23 @@ class PeakMeter:
         self.peak = 0  # bytes, the largest measured peak
         self._before = 0
         self._clean = False  # whether the next peak excludes what earlier windows left allocated
-        self._kept = 0  # bytes that earlier windows left allocated, for a backend that keeps them
+        self.kept = 0
+        self._released = 0  # bytes that were freed since the last window
 
     def release_cached(self) -> None:
         """Free cached memory, so that the next peak excludes what earlier windows allocated."""
-        self._hardware.release()
+        self._release()
         self._clean = True
+
+    def _release(self) -> None:
+        before = self._hardware.in_use()
+        self._hardware.release()
+        self._released += max(0, before - self._hardware.in_use())
 
     def begin(self) -> None:
         """Start the measurement of a window, or restart it."""
         if self._clean:  # other networks in this process may have allocated since
-            self._hardware.release()
+            self._release()
         self._before = self._hardware.in_use()
         self._hardware.reset_peak()
 
@@ -656,18 +667,27 @@ class PeakMeter:
 
     def forget_kept(self) -> None:
         """The backend has returned the memory that windows left allocated."""
-        self._kept = 0
+        self.kept = 0
 
     def window_peak(self, persistent: int, *, keeps: bool = False) -> int:
         """Peak bytes of the window, including ``persistent`` bytes of weights and prefixes.
 
         keeps: the memory of the window stays allocated, and the next one grows by less.
         """
-        taken = self._hardware.window_peak(self._before, persistent + self._kept)
+        kept, released = max(0, self.kept - self._released), self._released
+        taken = self._hardware.window_peak(self._before, persistent + kept)
         if keeps:
-            self._kept = max(self._kept, taken - persistent)
+            grown = max(0, self._hardware.in_use() - self._before)
+            again = min(grown, released)  # what was released and is taken again is not more
+            # The map and messages grow too, by little from window to window.
+            new = grown - again if grown - again > NEW_SHARE * kept else 0
+            self.kept = kept + again + new
+        self._released = 0
         self.peak = max(self.peak, taken)
         return taken
+
+
+NEW_SHARE = 0.2  # of what is kept, from which on memory that a window leaves allocated is its own
 
 
 # The planning requests of several cameras, and the plans made for them.

@@ -282,7 +282,7 @@ def test_checks_that_count_are_bounded():
     growth = Growth()
     for _ in range(40):
         growth.fail()
-    assert checked(growth, [5] * MOST_CHECKS) == (5, 1.2)
+    assert checked(growth, [5] * MOST_CHECKS) == (5, 1.2, 1.1)
 
 
 def test_windows_of_a_fast_camera_are_no_long_time(monkeypatch, full_gb, clock):
@@ -463,18 +463,18 @@ def test_growth_that_nothing_fits_changes_nothing(monkeypatch, full_gb):
 
 def checked(growth, budgets):
     for budget in budgets:
-        growth.note(budget, 1.2)
+        growth.note(budget, 1.2, 1.1)
     return growth.lasting
 
 
 def test_the_worst_of_the_last_checks_counts():
     growth = Growth()
     assert checked(growth, [9] * (STABLE_CHECKS - 1)) is None
-    assert checked(growth, [7]) == (7, 1.2)
-    assert checked(growth, [8]) == (7, 1.2)
-    growth.measured(1.5)
-    growth.measured(1.1)
-    assert checked(growth, [8]) == (7, 1.5) if STABLE_CHECKS > 2 else (8, 1.5)
+    assert checked(growth, [7]) == (7, 1.2, 1.1)
+    assert checked(growth, [8]) == (7, 1.2, 1.1)
+    growth.measured(1.5, "torch")
+    growth.measured(1.1, "torch")
+    assert checked(growth, [8]) == (7, 1.5, 1.1) if STABLE_CHECKS > 2 else (8, 1.5, 1.1)
     growth.restart()
     assert growth.lasting is None
 
@@ -483,7 +483,7 @@ def test_a_failure_doubles_the_checks():
     growth = Growth()
     growth.fail()
     assert checked(growth, [5] * (2 * STABLE_CHECKS - 1)) is None
-    assert checked(growth, [5]) == (5, 1.2)
+    assert checked(growth, [5]) == (5, 1.2, 1.1)
 
 
 def test_a_check_is_due_after_so_many_windows():
@@ -492,4 +492,4 @@ def test_a_check_is_due_after_so_many_windows():
         assert [growth.count() or growth.is_due for _ in range(CHECK_EVERY)] == [
             *[False] * (CHECK_EVERY - 1), True
         ]  # fmt: skip
-        growth.note(1, 1.0)
+        growth.note(1, 1.0, 1.0)
