@@ -216,7 +216,7 @@ def errors(found: Reconstruction, frames: list) -> dict[str, float]:
         "abs_rel_own": float(
             np.mean([np.abs(s / r - 1).mean() for s, r in zip(scales, ratios, strict=True)])
         ),
-        "posed": len(frames) / count,
+        "posed": 0.0 if found.T is None else len(frames) / count,
         "ate_m": None if found.T is None else trajectory_error(found.T, true_T),
     }
 

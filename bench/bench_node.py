@@ -117,13 +117,16 @@ def main() -> None:
     parser.add_argument("--backend", default="auto")
     parser.add_argument(
         "--wait-for",
-        default="openvino",
         metavar="BACKEND",
-        help="measure from when the node runs on it (default: openvino, whose engine is built "
-        "first); an empty text: at once",
+        help="measure from when the node runs on it; an empty text: at once (default: openvino, "
+        "whose engine is built first, where --backend auto takes it)",
     )
     parser.add_argument("--out", type=Path, help="write JSON")
     options = parser.parse_args()
+    on_cpu = open_device("auto").kind == "cpu" and results_file.version("openvino") is not None
+    if options.wait_for is None:
+        by_auto = "openvino" if on_cpu else "torch"
+        options.wait_for = by_auto if options.backend == "auto" else options.backend
     rclpy.init(args=[])
     settings = [
         (model, extra, rate)

@@ -58,7 +58,8 @@ def budgets(options: argparse.Namespace) -> Iterator[dict]:
 def windows(options: argparse.Namespace) -> Iterator[dict]:
     """Yields a row for every window size."""
     for views in options.sizes:
-        yield {"views": views, **spawn(options, views=views)}
+        new = views if options.unseen else 1
+        yield {"model": options.model, "views": views, "new": new, **spawn(options, views=views)}
 
 
 def show(row: dict, kind: str) -> None:

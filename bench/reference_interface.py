@@ -65,7 +65,11 @@ def measured(model: str, size: tuple[int, int], views: int, new: int, repeats: i
         call()
         seconds.append(time.perf_counter() - start)
     median = statistics.median(seconds)
-    return {"views": views, "new": new, "call_s": median, "new_frames_per_s": new / median}
+    precision = "bfloat16" if torch.cuda.is_bf16_supported() else "float16"  # its own choice
+    return {
+        "views": views, "new": new, "precision": precision, "call_s": median,
+        "new_frames_per_s": new / median,
+    }  # fmt: skip
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -81,7 +81,7 @@ NOTES = {
 }  # fmt: skip
 
 MATRIX_FILES = ("matrix*.json", "*-matrix*.json")
-WINDOW_FILES = ("*windows*.json", "*many-*.json")
+WINDOW_FILES = ("cpu-windows*.json",)  # of one setting: others are in tables of their own
 
 
 # Single values and the list at the top
@@ -240,6 +240,7 @@ ENTRIES: dict[str, Entry] = {
         WINDOW_FILES, performance.windows_figure, "windows.svg", performance.windows_plot
     ),
     "windows": Entry(WINDOW_FILES, performance.windows),
+    "windows-gpu": Entry(("gpu-windows*.json", "gpu-many-*.json"), performance.many),
     "lengths": Entry(("*lengths*.json",), performance.lengths),
     "frames100": Entry(("*frames100*.json",), performance.chunks),
     "shares": Entry(("*-shares.json",), performance.shares),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from report_plots import Axis, Panel, Series, picture
 from report_tables import (
@@ -104,7 +105,8 @@ def _ours(result: Result) -> Iterator[Row]:
     kind = "cpu" if name.startswith("cpu") else "mps" if "mps" in name.lower() else "cuda"
     host = f"{machine.get('cpu', 'CPU')}, {machine.get('cores', '?')} cores"
     same = {"by": "ours", "device": kind, "hardware": host if kind == "cpu" else name}
-    ran = sorted((r for r in result.rows if "images_per_s" in r), key=lambda r: r["images_per_s"])
+    whole = (r for r in result.rows if "images_per_s" in r and not r.get("reduced"))
+    ran = sorted(whole, key=lambda r: r["images_per_s"])
     for what, row in (("best", ran[-1:]), ("slowest", ran[:1])):
         yield from ({**found, **same, "what": what} for found in row)
     for by in ("precision", "mode"):
@@ -236,6 +238,12 @@ windows = listing(
 )  # fmt: skip
 
 
+many = listing(
+    "model", "views", Column("new", "New ones"), Column("runs", "What ran"), "median_s", "p95_s",
+    "frames_per_s", "cold_start_s", "planned_gib", Column("peak_gib", "Measured, GiB"),
+)  # fmt: skip
+
+
 def windows_plot(results: Sequence[Result]) -> str:
     """Returns time and memory against the number of views as SVG."""
     panels = []
@@ -310,13 +318,21 @@ node = listing(
     Column("placing_s", "Alignment, refinement, filters", 1e3),
     Column("rest_s", "Waiting, decoding, map, messages", 1e3),
 )  # fmt: skip
-node_reference = joined(
-    lambda result: result.data.get("reference", []),
+_node_reference = joined(
+    lambda result: result.data["reference"],
     "model", "image", Column("what", "The reference's package"), "views",
     Column("new", "New ones"), Column("call_s", "A call, s"),
     Column("new_frames_per_s", "New frames/s"),
     Column("node_frames_per_s", "New frames/s of the node"), Column("times", "Times as many"),
 )  # fmt: skip
+
+
+def node_reference(results: Sequence[Result]) -> str:
+    """Returns the table of the reference's calls, of the files that have some."""
+    found = [result for result in results if result.data.get("reference")]
+    return _node_reference(found) if found else UNRUN
+
+
 window_stages = listing(
     "model", Column("process_res", "Longer side"), "backend", "precision", "stage",
     Column("ms", "ms per window"), Column("mib", "Memory, MiB"),
@@ -336,7 +352,14 @@ _chunks = listing(
 
 def chunks(results: Sequence[Result]) -> str:
     """Returns a table of all frames at once, in chunks and in our windows for each file."""
-    return "\n".join(_setting(result) + _chunks([result]) for result in results)
+    return "\n".join(_setting(result) + _chunks([_with_paths(result)]) for result in results)
+
+
+def _with_paths(result: Result) -> Result:
+    """Returns a result whose frames have a pose only where the windows have a common frame."""
+    rows = [{**row, "posed": row.get("posed") if row.get("ate_m") is not None else None}
+            for row in result.rows]  # fmt: skip
+    return replace(result, rows=rows)
 
 
 lengths = listing(

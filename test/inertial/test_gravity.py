@@ -1,5 +1,7 @@
 """Up frame by frame: with metres and without, at rest, after gaps, in a new frame, and honest."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from support.inertial import UNIT, InertialWalk
@@ -116,3 +118,12 @@ def test_samples_that_cannot_be_are_a_gap(bad):
     found = followed(walk, 1 / UNIT)
     assert np.isfinite(found[-1].up_local).all()
     assert tilt_deg(walk, found[-1]) < 1.0
+
+
+@pytest.mark.parametrize("name", ["acceleration", "acceleration_walk"])
+def test_up_is_as_uncertain_as_the_accelerometer_is_stated_to_be(name):
+    walk = InertialWalk("carried", 3, 10)
+    sure = followed(walk)[-1].sigma
+    loud = replace(ImuNoise(), **{name: 0.05})
+    walk.stretches = [replace(stretch, noise=loud) for stretch in walk.stretches]
+    assert followed(walk)[-1].sigma > 1.2 * sure

@@ -136,7 +136,7 @@ def test_a_camera_that_is_carried_away_is_felt(metres):
 
 def test_turns_are_as_uncertain_as_the_gyro_is_stated_to_be():
     T, stamps = walk(seconds=4.0)
-    sigmas = []
+    sigmas, known = [], []
     for noise in (ImuNoise(), ImuNoise(gyro=0.01), ImuNoise(gyro_walk=0.01)):
         turns = GyroTurns()
         stretches = imu_samples(T, stamps, noise=ImuNoise(), seed=1).stretches(stamps)
@@ -146,5 +146,7 @@ def test_turns_are_as_uncertain_as_the_gyro_is_stated_to_be():
             turns.add(view)
             turns.learn([view], {i: T[i]})
         sigmas.append(turns.turn(len(T) - 6, len(T) - 1)[1])
+        known.append(turns._gyros[""].variance)
+    assert known[1] > 1.2 * known[0], "a noisy gyro's bias is learned more slowly"
     assert sigmas[1] > 5 * sigmas[0]
     assert sigmas[2] > 1.5 * sigmas[0]
