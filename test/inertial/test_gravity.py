@@ -123,7 +123,7 @@ def test_samples_that_cannot_be_are_a_gap(bad):
 @pytest.mark.parametrize("name", ["acceleration", "acceleration_walk"])
 def test_up_is_as_uncertain_as_the_accelerometer_is_stated_to_be(name):
     walk = InertialWalk("carried", 3, 10)
-    sure = followed(walk)[-1].sigma
-    loud = replace(ImuNoise(), **{name: 0.05})
+    sure = followed(walk, 1 / UNIT)[-1].sigma
+    loud = replace(ImuNoise(), **{name: 0.1})
     walk.stretches = [replace(stretch, noise=loud) for stretch in walk.stretches]
-    assert followed(walk)[-1].sigma > 1.2 * sure
+    assert followed(walk, 1 / UNIT)[-1].sigma > 1.2 * sure
