@@ -204,7 +204,12 @@ class GyroTurns:
     def turn(self, first: int, second: int) -> tuple[Array, float] | None:
         """Returns the rotation [3, 3] of view ``second`` in the axes of an earlier one of its
         camera, and its standard deviation, rad; None: not measured."""
-        return turn_between(self.pose(first), self.pose(second))
+        return turn_between(*self._pair(first, second))
+
+    def _pair(self, first: int, second: int) -> tuple[GyroPose | None, GyroPose | None]:
+        """Returns the orientations at two views; none of two cameras, whose frames differ."""
+        cameras = {self._poses[id][0] for id in (first, second) if id in self._poses}
+        return (self.pose(first), self.pose(second)) if len(cameras) == 1 else (None, None)
 
     @property
     def states(self) -> dict[str, tuple[str, float]]:
@@ -217,7 +222,7 @@ class GyroTurns:
 
     def carried_m(self, first: int, second: int) -> float:
         """Returns ``carried_m`` between two views; inf: unknown."""
-        a, b = self.pose(first), self.pose(second)
+        a, b = self._pair(first, second)
         return math.inf if a is None or b is None or a.chain != b.chain else carried_m(a, b)
 
     def state(self, camera: str) -> str:

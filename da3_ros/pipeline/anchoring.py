@@ -49,7 +49,9 @@ class Anchoring:
 
     def restart(self) -> None:
         """Begins a new scene."""
-        self._waiting: deque[GlobalPose] = deque(maxlen=MOST_WAITING)
+        # By camera, the leading one first: each has got all. One that sees nothing has no poses.
+        self._waiting: dict[str, deque[GlobalPose]] = {}
+        self._come: Counter[str] = Counter()  # number that each has got
         self._anchors: list[Anchor] = []
         self._wrong: set[int] = set()  # stamps of anchors that were reported
         self._windows = 0  # since the last solution
@@ -67,14 +69,26 @@ class Anchoring:
         self.says_up = False  # whether an anchor has an orientation
 
     def add(self, view: View) -> None:
-        """Adds the global poses that came with a view of the leading camera."""
-        self._waiting.extend(view.anchors)
-        self.counters["anchors"] += len(view.anchors)
+        """Adds the global poses that came with a view."""
+        if not view.anchors:
+            return
+        self._waiting.setdefault(view.camera, deque(maxlen=MOST_WAITING)).extend(view.anchors)
+        before = max(self._come.values(), default=0)
+        self._come[view.camera] += len(view.anchors)
+        self.counters["anchors"] += max(0, self._come[view.camera] - before)
+
+    def forget_waiting(self) -> None:
+        """Forgets the global poses that wait for a frame: stamps jump, and a frame of their stamp
+        would be one of another time."""
+        stamps = {given.stamp_ns for waiting in self._waiting.values() for given in waiting}
+        if stamps:
+            self.counters["anchors_without_frame"] += len(stamps)
+        self._waiting.clear()
 
     def is_due(self, why_not: str) -> bool:
         """Returns whether there are anchors to be used; says once why not, if there is a cause."""
         self._windows += 1
-        if not self._waiting and not self._anchors:
+        if not any(self._waiting.values()) and not self._anchors:
             return False
         if why_not:
             self.tell(f"not used: {why_not}")
@@ -88,17 +102,18 @@ class Anchoring:
         self._told = kind
 
     def correction(
-        self, submaps: Mapping[int, Submap], poses: Callable[[str, int], Poses], camera: str,
+        self, submaps: Mapping[int, Submap], poses: Callable[[str, int], Poses],
         problem: Problem, T_ros_map: Similarity, *, level: bool,
     ) -> Correction | None:  # fmt: skip
         """Returns the correction that brings the map to its anchors; None if it lies there.
 
-        poses: of a camera since a time, in the frames of their submaps. camera: the leading one.
-        problem: the graph. T_ros_map: with metres per map unit. level: whether the map's z is up.
+        poses: of a camera since a time, in the frames of their submaps. problem: the graph.
+        T_ros_map: with metres per map unit. level: whether the map's z is up.
         """
-        if self._waiting:
-            oldest = min(given.stamp_ns for given in self._waiting)
-            self._take(submaps, poses(camera, oldest), camera, T_ros_map)
+        for camera in [camera for camera, waiting in self._waiting.items() if waiting]:
+            oldest = min((given.stamp_ns for given in self._waiting[camera]), default=None)
+            if oldest is not None:  # else an earlier camera has taken them
+                self._take(submaps, poses(camera, oldest), camera, T_ros_map)
         grown = self._grown_m(submaps, T_ros_map) > self._least_m
         wait = (RARELY if self._fits and not grown else EVERY) if self._confirmed else 0
         if not (self._due or grown) or not problem.nodes or self._windows < wait:
@@ -165,7 +180,7 @@ class Anchoring:
         own = OwnPoses.of(rows, lengths)
         if not len(own.stamps):
             return
-        given = list(self._waiting)
+        given = list(self._waiting[camera])
         stamps = np.array([g.stamp_ns for g in given], np.int64)
         rigid = {id: _rigid(s.T_map_submap, metres) for id, s in submaps.items()}
         chain = {id: s.chain for id, s in submaps.items()}
@@ -178,11 +193,20 @@ class Anchoring:
             off = float(np.linalg.norm((base - anchor.given.T_ros_base)[:2, 3]))
             self._fits &= off < FITS * anchor.sigma_m
         self._due |= bool(len(found))
-        later = stamps > own.stamps[-1]
-        self.counters["anchors_without_frame"] += int((~later).sum()) - len(found)
-        self._waiting = deque((g for g, w in zip(given, later, strict=True) if w), MOST_WAITING)
+        waits = set(stamps[stamps > own.stamps[-1]].tolist())
+        self._keep(camera, lambda given: given.stamp_ns in waits)
+        taken = set(stamps[found].tolist())
+        for other in self._waiting:
+            self._keep(other, lambda given: given.stamp_ns not in taken)
+        elsewhere = {g.stamp_ns for waiting in self._waiting.values() for g in waiting}
+        lost = set(stamps.tolist()) - taken - elsewhere
+        self.counters["anchors_without_frame"] += len(lost)
         if len(self._anchors) > MOST:
             self._anchors = [*self._anchors[:-NEWEST:2], *self._anchors[-NEWEST:]]
+
+    def _keep(self, camera: str, wanted: Callable[[GlobalPose], bool]) -> None:
+        """Keeps those of a camera's global poses that wait which are wanted."""
+        self._waiting[camera] = deque(filter(wanted, self._waiting[camera]), MOST_WAITING)
 
     def _chosen(self, T_ros_submap: Mapping[int, Similarity], problem: Problem) -> list[Anchor]:
         """Returns an even choice of the anchors whose submaps the graph knows, and the newest."""

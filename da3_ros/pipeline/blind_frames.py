@@ -156,7 +156,7 @@ class BlindFrames:
             return None
         if self._gyro.carried_m(last.id, view.id) > MOST_CARRIED * (1 + seconds**2):
             return None
-        return Bridge(last.id, seconds, np.square([UNIT_SIGMA, turn[1], share]))
+        return Bridge(seconds, np.square([UNIT_SIGMA, turn[1], share]))
 
     def _has_gap(self, window: Window) -> bool:
         return self.sight.has_gap and not self._odometry.prior.leads_poses(window)
@@ -261,7 +261,6 @@ class BlindFrames:
 class Bridge:
     """A gap after which a camera shows nothing known, and what is known of its motion."""
 
-    last: int  # id of the last placed view
     seconds: float
     variance: Array  # [3] of log scale, rotation, and position over the depth
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from da3_ros.config import PipelineConfig, uses_imu
+from da3_ros.inertial.followed_camera import FollowedCamera
 from da3_ros.inertial.gravity import GravityFilter
 from da3_ros.inertial.mount_check import MountCheck
 from da3_ros.mapping.frames import LocalFrame
@@ -31,9 +32,14 @@ class LevelFinder:
         self.floor = Floor()
         self._gravity = GravityFilter() if uses_imu(config) else None
         self.mount = MountCheck()  # of the IMU, by all rotations
-        self._camera: str | None = None  # whose IMU data are followed
+        self._camera = FollowedCamera()  # whose IMU data are
         self._chain = -1
         self.up: Up | None = None  # by gravity, in the axes of the newest frame's camera
+
+    @property
+    def camera(self) -> str:
+        """The camera whose rotations ``mount`` compares; empty: it has no name, or is unknown."""
+        return self._camera.name or ""
 
     def follow(
         self, frame: LocalFrame, stretch: ImuStretch | None, unit: float, *, trust: str,
@@ -62,13 +68,15 @@ class LevelFinder:
         self, frame: LocalFrame, stretch: ImuStretch | None, trust: str, *, still: bool
     ) -> Up | None:
         """Returns what gravity says is up, in the axes of the frame's camera; None: unknown."""
-        if self._gravity is None or (stretch is None and self._camera is None):
+        T, before = frame.T_local_camera, self._camera.name
+        if self._gravity is None or not np.isfinite(T).all():
             return None
-        if self._camera is None:
-            self._camera = frame.camera
-        T = frame.T_local_camera
-        if frame.camera != self._camera or not np.isfinite(T).all():
+        if stretch is None and frame.camera != before:  # it may have none
             return None
+        if not self._camera.admits(frame.camera, frame.stamp_ns):
+            return None
+        if before is not None and frame.camera != before:  # biases are in the camera's axes
+            self._gravity, self.mount = GravityFilter(), MountCheck()
         if frame.window.chain != self._chain:
             self._chain = frame.window.chain
             self._gravity.restart()

@@ -164,7 +164,7 @@ class SceneMap(MapListener):
         final = frame.height_known and (frame.scale.metric or not by_floor)
         if T is None or (self._has_axes and not final and not better):
             return
-        if not frame.posed:
+        if not frame.posed or not self._is_placed:
             return
         T_ros_map = np.nan_to_num(T) @ invert_pose(frame.T_map_camera)
         if by_floor or shown:
@@ -183,6 +183,14 @@ class SceneMap(MapListener):
         self._has_axes, self.is_level = True, self.is_level or final
         self._up_sigma = np.inf if up is None else up.sigma
 
+    @property
+    def _is_placed(self) -> bool:
+        """Whether new frames say how the map lies: their poses in it are measured, or there is
+        nothing else in it."""
+        current = self.submaps.components_of_scene.current
+        others = (s.component != current for s in self.submaps.submaps.values())
+        return self.submaps.pose_known or not any(others)
+
     def place_map(self, T_ros_map: Array, *, is_level: bool) -> None:
         """Sets the map's pose in the axes of ROS as another map has it."""
         self.map_placed = self._is_given = True
@@ -195,9 +203,11 @@ class SceneMap(MapListener):
         self.level_finder = LevelFinder(self.config)
 
     def to_origin(self) -> None:
-        """Places the next chain at the map's origin, not at the end of the last one."""
+        """Places the next chain at the map's origin, not at the end of the last one; any stamp may
+        follow."""
         self.scale.to_origin()
         self.odom = OdomFrame()
+        self.anchoring.forget_waiting()
 
     def start_chain(self, newest: dict[str, Array]) -> None:
         """Begins a new chain of odometry at the last poses of the old one.
@@ -250,6 +260,11 @@ class SceneMap(MapListener):
             self.loops.restore(known)
         self._apply_mode()
         self.place_map(saved.T_ros_map, is_level=saved.is_level)
+        if self.config.level.source == "imu" and not saved.is_level:
+            log.warning(
+                "level.source is imu, but the loaded scene is not known to be level, and stays as "
+                "it is: there are no obstacles, no scan and no occupancy grid"
+            )
         self.floor_map.occupancy.restore(saved.floor.views)
 
     def snapshot(self, unit: float) -> Snapshot:
@@ -578,20 +593,16 @@ class SceneMap(MapListener):
         self.correct(correction.at(self.table.T_map_local))
         return True
 
-    def hold_by_anchors(self, views: Sequence[View], camera: str) -> None:
-        """Moves the map to global poses of the robot, before the window of new ``views``.
-
-        camera: the leading one.
-        """
+    def hold_by_anchors(self, views: Sequence[View]) -> None:
+        """Moves the map to global poses of the robot, before the window of new ``views``."""
         for view in views:
-            if view.anchors and view.camera == (camera or view.camera):
-                self.anchoring.add(view)
+            self.anchoring.add(view)
         if not self.anchoring.is_due(self._why_no_anchors()) or self.loops.is_solving:
             return
         was_placed = self.anchoring.placed
         correction = self.anchoring.correction(
-            self.submaps.submaps, self.table.path.poses, camera, self.loops.problem(),
-            self._T_ros_map, level=self.is_level or self._has_axes,
+            self.submaps.submaps, self.table.path.poses, self.loops.problem(), self._T_ros_map,
+            level=self.is_level or self._has_axes,
         )  # fmt: skip
         if self.anchoring.placed and not was_placed:  # REP-105: z of their frame is up
             is_level = self.is_level or self.anchoring.says_up
@@ -608,8 +619,11 @@ class SceneMap(MapListener):
         if not self.loops.enabled:
             return "loop.enabled is false, so that there is no graph of the map"
         if not self.submaps.pose_known:
-            return "the pose in the loaded scene is not known yet"
-        return "" if self.scale.known else "they wait for metres: set scale.source"
+            return "where the camera is in the map is not known yet"
+        if self.scale.known:
+            return ""
+        learns = self.scale.source.learns
+        return "they wait for metres" + ("" if learns else ": set scale.source")
 
     def correct(self, correction: Correction) -> None:
         """Moves submaps, and all that has its pose in them: every correction of the map comes

@@ -130,9 +130,7 @@ class WindowSteps(MapListener):
         metre = self.scene_map.adjust(self.refinement.metre, self.odometry.chain)
         self.refinement.take_metre(metre)
         follow(self.scene_map, [prepared.view for prepared in taken])
-        self.scene_map.hold_by_anchors(
-            [prepared.view for prepared in taken], leading_camera(self.scene_map)
-        )
+        self.scene_map.hold_by_anchors([prepared.view for prepared in taken])
         new = [p for p in taken if not p.blind]
         frames = self._run_window(new, closed=closed) if new else iter(())
         # In order, so that a blind view is held where the view before it is; within a frameset
@@ -166,7 +164,7 @@ class WindowSteps(MapListener):
         if self.blind.is_unrelated(window, shared):
             self._go_on_elsewhere(new[0].view)
         if not shared:
-            self._end_bridge(new[0].view)
+            self._end_bridge(new)
         estimate = self.refinement.calibrated(window, new, WindowEstimate.of(prediction))
         turned = turned_by_gyro(window, estimate, self.gyro)
         if turned is not estimate:
@@ -296,7 +294,8 @@ class WindowSteps(MapListener):
         self.odometry.report_refusal(window)
         if self.blind.sight.attempts:  # found by keyframes: the newest views are elsewhere
             self.odometry.overlap_views.forget_newest()
-        self.scene_map.scale.note_imu(self._trust(window.views[-1].camera))
+        # Of the camera whose motion counts.
+        self.scene_map.scale.note_imu(self._trust(window.views[-window.new].camera))
         fits = placed.alignment.accepted or window.new == len(window.views)
         scale = self.scene_map.update_scale(
             window, placed.estimate, placed.alignment.T_local_window if fits else None,
@@ -435,13 +434,18 @@ class WindowSteps(MapListener):
         self.refinement.refiner.restart()
         self.blind.sight.end_gap()
 
-    def _end_bridge(self, view: View) -> None:
+    def _end_bridge(self, new: Sequence[PreparedView]) -> None:
         """Turns the cameras' newest poses as the gyro says, before the first window after a gap,
-        whose first new view is ``view``."""
+        which has these new views: as one of its first frameset has turned since it was placed."""
         bridge, self._bridged = self._bridged, None
-        turn = None if bridge is None else self.gyro.turn(bridge.last, view.id)
-        if turn is not None:
-            self.odometry.turn_cameras(view.camera, turn[0])
+        if bridge is None:
+            return
+        for view in (p.view for p in new if p.view.frameset == new[0].view.frameset):
+            last = self.blind.sight.last(view.camera)
+            turn = None if last is None else self.gyro.turn(last.id, view.id)
+            if turn is not None:
+                self.odometry.turn_cameras(view.camera, turn[0])
+                return
 
     def _with_sound_imu(self, prepared: PreparedView) -> PreparedView:
         """Adds a view to the gyro's; returns it without data of an IMU that its camera
@@ -461,6 +465,7 @@ class WindowSteps(MapListener):
         if state != "contradicts" and not fault:
             return True
         self.counters["gyro_contradicted"] += 1
+        camera = self.scene_map.level_finder.camera if fault else camera
         fault = fault or GYRO_CONTRADICTS
         if fault not in self._imu_faults:
             self._imu_faults.add(fault)

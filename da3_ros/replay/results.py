@@ -300,7 +300,7 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
             log.warning(
                 "level.source is %s, but no image showed a floor in metres: there are no "
                 "obstacles, no scan and no occupancy grid%s", source,
-                "" if source == "ground" or pipeline.scene_map.turned
+                "" if source == "ground" or pipeline.scene_map.turned or self.resumed
                 else ", and the map is not level, since gravity was not known well enough",
             )  # fmt: skip
         if len(pipeline.map.table.path):

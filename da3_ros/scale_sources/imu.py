@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from da3_ros.inertial.followed_camera import FollowedCamera
 from da3_ros.inertial.initialisation import InertialEstimate, PathPose, estimate
 from da3_ros.inertial.preintegration import Preintegrated, preintegrate
 from da3_ros.inertial.samples import usable
@@ -60,6 +61,7 @@ class ImuFilter(MeasurementFilter):
         self.newest: InertialEstimate | None = None  # whether its scale may be used or not
         self.without_data = 0  # consecutive frames
         self._keyframes: list[PathPose] = []
+        self._camera = FollowedCamera()  # whose path it is
         self._last_ns: int | None = None  # of the last frame
         self._since: Preintegrated | None = None  # from the last keyframe to the last frame
         self._t_camera_imu = np.zeros(3)
@@ -71,7 +73,14 @@ class ImuFilter(MeasurementFilter):
         """Ignores what windows measure."""
 
     def add_motion(self, view: View, T_local_camera: Array, depth: float) -> None:
-        """Adds a frame with what the IMU measured since the last one."""
+        """Adds a frame with what the IMU measured since the last one; of a rig, those of one
+        camera count."""
+        before = self._camera.name
+        if not self._camera.admits(view.camera, view.stamp_ns):
+            return
+        if view.camera != before:
+            self._keyframes = []
+            self.interrupt_motion()
         self.without_data = 0 if view.imu is not None else self.without_data + 1
         last, self._last_ns = self._last_ns, view.stamp_ns
         if last is not None:

@@ -150,3 +150,20 @@ def test_turns_are_as_uncertain_as_the_gyro_is_stated_to_be():
     assert known[1] > 1.2 * known[0], "a noisy gyro's bias is learned more slowly"
     assert sigmas[1] > 5 * sigmas[0]
     assert sigmas[2] > 1.5 * sigmas[0]
+
+
+def test_cameras_of_a_rig_have_frames_of_their_own():
+    """No rotation is known between views of two cameras, whose poses begin in other axes."""
+    T, stamps = walk()
+    samples = imu_samples(T, stamps, noise=ImuNoise(), seed=1)
+    stretches, turns = [None, *samples.stretches(stamps)], GyroTurns()
+    for i, (pose, stretch) in enumerate(zip(T, stretches, strict=True)):
+        for k, name in enumerate(("front", "left")):
+            view = View(2 * i + k, int(stamps[i]), IMAGE, camera=name, imu=stretch)
+            turns.add(view)
+            turns.learn([view], {view.id: pose})
+    last = 2 * len(T) - 2  # of front
+    assert turns.turn(last - 10, last) is not None
+    assert turns.turn(last - 10, last + 1) is None
+    assert turns.carried_m(last - 10, last) < math.inf
+    assert turns.carried_m(last - 10, last + 1) == math.inf

@@ -5,10 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
-from support.ring import SIZE, STEP_NS, DescribedTruth, walked
-from support.sessions import METRIC, SETTINGS, MetricModel
+from support.ring import CALM, SIZE, STEP_NS, DescribedTruth, walked
+from support.sessions import METRIC, SETTINGS, MetricModel, later, saved
 
 from da3_ros.config import config_from_parameters
+from da3_ros.export.scene_file import load_scene
 from da3_ros.geometry.poses import T_ROS_MAP, invert_pose
 from da3_ros.mapping.anchors import about_z
 from da3_ros.pipeline.pipeline import Pipeline
@@ -44,11 +45,11 @@ def anchor(f, rng, off=(0, 0, 0), *, turned=True, after_ns=0):
     return GlobalPose(f.stamp_ns + after_ns, T, covariance, MOUNT)
 
 
-def run(truth, anchors, seed=0, level=False, **values):
+def run(truth, anchors, seed=0, level=False, pipeline=None, **values):
     """Results by frame; anchors: global poses by the index of the frame that they come with."""
     session = DescribedTruth(truth, seed)
     config = config_from_parameters({**SETTINGS, **METRIC, "window.size": 4, **values})
-    pipeline, out = Pipeline(config, session, MetricModel(session)), []
+    pipeline, out = pipeline or Pipeline(config, session, MetricModel(session)), []
     K = truth[0].K.copy()
     K[:2, 2] -= 0.5
     black, lens = np.zeros((*SIZE[::-1], 3), np.uint8), Calibration(*SIZE, K)
@@ -182,7 +183,7 @@ def test_a_new_scale_moves_the_map_from_where_anchors_hold_it(truth):
     T = replace(held._T_ros_map, scale=anchoring._shifted_at)
 
     def correction(T):
-        return anchoring.correction(submaps, held.table.path.poses, "", problem, T, level=True)
+        return anchoring.correction(submaps, held.table.path.poses, problem, T, level=True)
 
     assert correction(replace(T, scale=1.001 * T.scale)) is None
     far = (T @ submaps[newest].T_map_submap).t - anchoring.centre
@@ -209,3 +210,52 @@ def test_what_keeps_anchors_from_being_used_is_said_once(truth, caplog, values, 
     assert len(lines) == 1
     assert why in lines[0]
     assert pipeline.counters["anchor_corrections"] == 0
+
+
+def test_poses_that_wait_when_stamps_jump_back_are_not_of_the_time_after(truth):
+    """That of a frame that has not come yet waits; a later one of its stamp is another."""
+    late = [anchor(truth[35], np.random.default_rng(8), (4, 3, 0))]
+    pipeline, _ = run([*truth[24:30], *truth[:40]], {5: late})
+    assert pipeline.counters["anchors"] == 1
+    assert pipeline.counters["anchors_without_frame"] == 1
+    assert pipeline.counters["anchor_corrections"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["mapping", "localization"])
+def test_a_saved_map_that_they_have_placed_is_where_they_had_it(truth, tmp_path, caplog, mode):
+    """Once it is loaded and the camera is found in it, others hold it; a read-only one stays."""
+    rng = np.random.default_rng(9)
+    first, _ = run(truth, tags(truth, range(4, FRAMES - 1, 12), rng))
+    folder = saved(first, tmp_path)
+    again = later(truth)
+    config = config_from_parameters({**SETTINGS, **METRIC, "window.size": 4, "mode": mode})
+    session = DescribedTruth([*truth, *again], 3, noise=CALM)
+    pipeline = Pipeline(config, session, MetricModel(session))
+    pipeline.resume(load_scene(folder))
+    before = pipeline.scene_map.T_ros_map.copy()
+    _, out = run(again, tags(again, range(24, FRAMES - 1, 8), rng), pipeline=pipeline)
+    found = next(i for i, (r, *_) in enumerate(out) if r.covariance_map is not None)
+    assert found < FRAMES - 20
+    off = errors(out, again)[found + 2 :]  # odometry drifts from one correction to the next
+    assert np.median(off) < 0.3
+    assert off[-8:].max() < 0.3
+    lines = [r.message for r in caplog.records if "global_pose: not used" in r.message]
+    if mode == "localization":
+        assert lines == ["global_pose: not used: the map is read-only"]
+        assert pipeline.counters["anchor_corrections"] == 0
+        np.testing.assert_array_equal(pipeline.scene_map.T_ros_map, before)
+    else:
+        assert pipeline.counters["anchors_wrong"] == 0
+
+
+def test_a_reset_forgets_where_they_had_the_map(truth):
+    """Those after it place the new one."""
+    rng = np.random.default_rng(10)
+    pipeline, _ = run(truth[:40], tags(truth, (6, 12), rng))
+    pipeline.reset()
+    assert not pipeline.scene_map.anchoring.placed
+    np.testing.assert_array_equal(pipeline.scene_map.T_ros_map, T_ROS_MAP)
+    _, out = run(truth[20:40], {k - 20: v for k, v in tags(truth, (26, 32), rng).items()},
+                 pipeline=pipeline)  # fmt: skip
+    assert errors(out, truth[20:40])[14:].max() < 0.5

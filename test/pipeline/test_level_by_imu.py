@@ -9,6 +9,7 @@ import pytest
 from scipy.spatial.transform import Rotation
 from support.driving import level
 from support.pipelines import settings, to_frame
+from support.sessions import METRIC, MetricModel
 
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.inertial.mount_check import MountCheck
@@ -161,3 +162,27 @@ def test_an_imu_with_a_known_fault_is_not_used(caplog, monkeypatch):
     assert all(r.T_level_camera is None for r in out)
     assert [m for m in caplog.messages if "imu" in m] == ["imu: not used: its axes are wrong"]
     assert not pipeline.loops._graph.problem(metric=True).ups
+
+
+def test_a_map_is_not_levelled_by_frames_whose_place_in_it_is_unknown():
+    """After a jump of the stamps, by a camera that was tilted meanwhile: its component is not
+    connected, and knows better what is up."""
+    camera, frames = walked(frames=12)
+    roll = np.eye(4)
+    roll[:3, :3] = Rotation.from_euler("z", 30, degrees=True).as_matrix()
+    start = camera.start_ns - 100 * 10**9
+    other = SyntheticCamera(4, SIZE, walk="carried", frames=FRAMES, start_ns=start, mount=roll)
+    session = TruthSession([*frames, *other])
+    config = settings(**{"level.source": "imu", **METRIC})
+    pipeline = Pipeline(config, session, MetricModel(session))
+    for one in (camera, other):
+        stamps = np.array([f.stamp_ns for f in one])
+        samples = imu_samples(one.T_room_camera, stamps, noise=ImuNoise(), seed=2)
+        for f, stretch in zip(one, [None, *samples.stretches(stamps)], strict=True):
+            for tracked in pipeline.push(to_frame(one, f, imu=stretch)):
+                pipeline.scene_map.level(tracked)
+    assert len(pipeline.map.components) == 2
+    assert pipeline.scene_map.level_finder.up.sigma < 0.5 * pipeline.scene_map._up_sigma
+    poses = {pose.stamp_ns: pose.T_map_camera for pose in pipeline.map.poses()}
+    T = pipeline.scene_map.T_ros_map @ poses[frames[-1].stamp_ns]
+    assert tilt(T, level(frames[-1])) < 3.0
