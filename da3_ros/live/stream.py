@@ -34,6 +34,7 @@ from da3_ros.mapping.pose_hint import PoseHint
 from da3_ros.mapping.submaps import Snapshot
 from da3_ros.messages.build import MessageLibrary
 from da3_ros.messages.decode import ImageError, decode
+from da3_ros.messages.global_pose import open_global_poses
 from da3_ros.messages.imu import open_imu
 from da3_ros.messages.odometry_tf import open_corrections, open_prior
 from da3_ros.messages.ranges import open_ranges
@@ -42,7 +43,6 @@ from da3_ros.pipeline.multi_camera import alone, open_pipelines
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.pipeline.scene_map import FINISH_S
 from da3_ros.sensors.frame_annotator import FrameAnnotator
-from da3_ros.sensors.global_poses import GlobalPoses
 from da3_ros.sensors.imu_input import WAIT_S, ImuHistory
 from da3_ros.sensors.rig_sync import Frameset
 from da3_ros.sensors.transform_tree import TransformTree
@@ -81,9 +81,7 @@ class Stream:
         self.slam = open_corrections(config, transforms, self.prior)  # if another SLAM is followed
         self.imu = open_imu(config, transforms, ImuHistory(wait_s=WAIT_S))
         self.ranges = open_ranges(config, transforms, self.prior, host.warn)  # if there are some
-        self.anchors = GlobalPoses(
-            transforms, config.map_frame, config.odom_frame, config.base_frame
-        )  # what holds the map
+        self.anchors = open_global_poses(config, transforms)  # what holds the map
         self._annotator = FrameAnnotator(
             config.pipeline, transforms, self.prior, host.warn, self.slam,
             base_frame=config.base_frame, imu=self.imu, ranges=self.ranges, anchors=self.anchors,

@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from da3_ros.config import NodeConfig
 from da3_ros.geometry.poses import matrix_from_quaternion
 from da3_ros.messages.decode import stamp_ns
-from da3_ros.sensors.global_poses import GivenPose
+from da3_ros.sensors.global_poses import GivenPose, GlobalPoses
+from da3_ros.sensors.transform_tree import TransformTree
 from da3_ros.types import UNKNOWN_M2, UNKNOWN_RAD2, Array
 
 POSE = "geometry_msgs/msg/PoseWithCovarianceStamped"
@@ -21,6 +23,15 @@ MOST_RAD2 = 1.0  # variance of a rotation from which on nothing is known of it
 
 class GlobalPoseError(ValueError):
     """A global pose cannot be used; one line with the cause."""
+
+
+def open_global_poses(config: NodeConfig, transforms: TransformTree) -> GlobalPoses:
+    """Returns what gives global poses to frames, by the parameters."""
+    cameras, mode = config.pipeline.cameras, config.pipeline.window.mode
+    return GlobalPoses(
+        transforms, config.map_frame, config.odom_frame, config.base_frame,
+        leading=next(iter(cameras), ""), shared=mode == "joint",
+    )  # fmt: skip
 
 
 def given_pose(message: Any) -> GivenPose:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from da3_ros.config import NodeConfig, prior_source, uses_imu
-from da3_ros.messages.global_pose import POSE, GlobalPoseError, given_pose
+from da3_ros.messages.global_pose import POSE, GlobalPoseError, given_pose, open_global_poses
 from da3_ros.messages.imu import IMU, open_imu, read_imu
 from da3_ros.messages.odometry_tf import (
     ALWAYS_S,
@@ -126,17 +126,18 @@ def anchors_of_recording(
             f"{recording.path.name} has no topic {topic} of PoseWithCovarianceStamped: it has "
             f"{names}"
         )
-    found, faults = [], 0
-    for _, message in recording.messages(topic):
+    found, recorded_ns, faults = [], [], 0
+    for log_ns, message in recording.messages(topic):
         try:
             found.append(given_pose(message))
+            recorded_ns.append(log_ns)
         except GlobalPoseError as error:
             faults += 1
             if faults == 1:
                 log.warning("%s: not used: %s", topic, error)
     log.info("global poses: %d from %s, %d not used", len(found), topic, faults)
-    poses = GlobalPoses(transforms, config.map_frame, config.odom_frame, config.base_frame)
-    poses.set_all(found)
+    poses = open_global_poses(config, transforms)
+    poses.set_all(found, recorded_ns)
     return poses
 
 

@@ -77,20 +77,23 @@ class _Topic:
     ahead: list[Message] = field(default_factory=list)  # the next one, and that after it
     newest_ns: int = 0  # stamp of the last one that was added
     wrong: int = 0  # stamps that were
+    jumps: int = 0  # back of the stamps that were passed
 
-    def read_to(self, stamp: int, *, jumped: bool) -> None:
-        """Reads up to the messages that are used for a frame. jumped: whether stamps have jumped
-        back: messages from before that are passed over."""
+    def read_to(self, stamp: int, jumps: int) -> None:
+        """Reads up to the messages that are used for a frame. jumps: of the frames' stamps, back:
+        messages from before them are passed over."""
         while (message := self._next(stamp)) is not None:
-            if message[0] > stamp + MOST_APART_NS:
-                if not jumped:
+            back = message[0] < self.newest_ns - JUMP_S * 1e9
+            if self.jumps >= jumps:
+                if not back and message[0] > stamp + MOST_APART_NS:
                     return
-            elif jumped or message[0] > self.newest_ns - JUMP_S * 1e9:
-                self.history.add(*message)
-                self.newest_ns, jumped = message[0], False
-            elif stamp - self.newest_ns < KEEP_S * 1e9:
-                return  # the frames may jump back too; else its stamp is wrong
+                if back and stamp - self.newest_ns < KEEP_S * 1e9:
+                    return  # the frames may jump back too; else its stamp is wrong
             self.ahead.pop(0)
+            if not back or self.jumps < jumps:
+                self.history.add(*message)
+                self.newest_ns = message[0]
+                self.jumps += back
 
     def _next(self, stamp: int) -> Message | None:
         """Returns the next message; passes over those with wrong stamps, as the messages before
@@ -115,10 +118,7 @@ class _Feed:
 
     def __init__(self, topics: dict[str, _Topic]) -> None:
         self._topics = topics
-        self._frame_ns = 0
 
-    def __call__(self, stamp_ns: int) -> None:
-        jumped = stamp_ns < self._frame_ns - JUMP_S * 1e9
-        self._frame_ns = stamp_ns
+    def __call__(self, stamp_ns: int, jumps: int) -> None:
         for topic in self._topics.values():
-            topic.read_to(stamp_ns, jumped=jumped)
+            topic.read_to(stamp_ns, jumps)

@@ -100,8 +100,11 @@ class ReplayState:
         found = {
             "bag": self._bag, "library": self._bag.library,
             "transforms": self._annotator.transforms, "prior": self._annotator.prior,
-            "slam": self._annotator.slam, "ranges": self._annotator.ranges,
+            "slam": self._annotator.slam,
         }  # fmt: skip
+        if (ranges := self._annotator.ranges) is not None:
+            found["range feed"] = ranges.feed
+            found |= {f"range {topic}": history for topic, history in ranges.topics.items()}
         if self._annotator.imu is not None:
             found["imu"] = self._annotator.imu.history
         for name, scene in self.scenes.items():

@@ -5,14 +5,15 @@ The same live and in a replay. No ROS, no network.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from da3_ros.sensors.transform_tree import TransformError, TransformTree
+from da3_ros.sensors.transform_tree import JUMP_S, TransformError, TransformTree
 from da3_ros.types import Array, GlobalPose
 
 MOST = 1000  # that wait for frames
@@ -28,32 +29,54 @@ class GivenPose:
     covariance: Array  # [6, 6] as in ``GlobalPose``, in the axes of the frame
 
 
+@dataclass
+class _Waiting:
+    """What a camera has not got yet."""
+
+    # In the order of their stamps, between jumps of these; the first ones are of the frames now.
+    runs: list[deque[GivenPose]]
+    last_ns: int  # stamp of the camera's newest frame
+
+    def note_frame(self, stamp_ns: int) -> None:
+        """Notes a frame. If its stamp jumps back, those that wait for a later frame do so in
+        vain; live, some of the time after the jump may be there already."""
+        if stamp_ns < self.last_ns - JUMP_S * 1e9:
+            old, self.runs = self.runs[0], self.runs[1:]
+            if not self.runs:
+                self.runs = [in_order(g for g in old if g.stamp_ns <= self.last_ns)]
+        self.last_ns = stamp_ns
+
+
 class GlobalPoses:
     """Global poses in the order of their stamps; each camera gets each one once."""
 
     def __init__(
-        self, transforms: TransformTree, map_frame: str, odom_frame: str, base_frame: str
-    ) -> None:
-        """base_frame: whose poses they are; empty: those of the camera."""
+        self, transforms: TransformTree, map_frame: str, odom_frame: str, base_frame: str, *,
+        leading: str = "", shared: bool = False,
+    ) -> None:  # fmt: skip
+        """base_frame: whose poses they are; empty: those of the leading camera. leading: name of
+        the first of several cameras. shared: whether all cameras have one scene."""
         self._transforms = transforms
         self._map, self._odom, self._base = (
             name.lstrip("/") for name in (map_frame, odom_frame, base_frame)
         )
-        self._given: list[GivenPose] = []  # before the first frame
-        self._waiting: dict[str, deque[GivenPose]] = {}  # by camera, in the order of their stamps
+        self._leading, self._shared = leading, shared
+        self._given: list[list[GivenPose]] = [[]]  # before the first frame; as ``_Waiting.runs``
+        self._waiting: dict[str, _Waiting] = {}  # by camera
         self._lock = threading.Lock()  # callbacks add while a worker reads
 
     def add(self, given: GivenPose) -> None:
         """Adds one that has come."""
         with self._lock:
-            self._given = [*self._given[1 - MOST :], given]
-            for camera, waiting in self._waiting.items():
-                self._waiting[camera] = in_order((*waiting, given), MOST)
+            self._given[-1] = [*self._given[-1][1 - MOST :], given]
+            for waiting in self._waiting.values():
+                waiting.runs[-1] = in_order((*waiting.runs[-1], given), MOST)
 
-    def set_all(self, given: Iterable[GivenPose]) -> None:
-        """Takes those of a whole recording."""
+    def set_all(self, given: Sequence[GivenPose], recorded_ns: Sequence[int] = ()) -> None:
+        """Takes those of a whole recording, in its order. recorded_ns: when they were recorded,
+        which shows whether the stamps of all jump back; none: they do not."""
         with self._lock:
-            self._given = list(given)
+            self._given = runs_of(given, recorded_ns or [g.stamp_ns for g in given])
 
     def until(
         self, camera: str, frame_id: str, stamp_ns: int
@@ -64,22 +87,30 @@ class GlobalPoses:
         frame_id: its optical frame.
         """
         due, found, why = [], [], ""
+        if self._shared and not self._base and camera != self._leading:
+            return (), ""  # that of the leading camera says where the scene is
         with self._lock:
             if camera not in self._waiting:
-                self._waiting[camera] = in_order(self._given)
-            waiting = self._waiting[camera]
+                self._waiting[camera] = _Waiting(list(map(in_order, self._given)), stamp_ns)
+            self._waiting[camera].note_frame(stamp_ns)
+            waiting = self._waiting[camera].runs[0]
             while waiting and waiting[0].stamp_ns <= stamp_ns:
                 due.append(waiting.popleft())
         for given in due:
             try:
-                found.append(self._placed(given, frame_id))
+                found.append(self._placed(given, camera, frame_id))
             except TransformError as error:
                 why = str(error)
         return tuple(found), why
 
-    def _placed(self, given: GivenPose, frame_id: str) -> GlobalPose:
+    def _placed(self, given: GivenPose, camera: str, frame_id: str) -> GlobalPose:
         """Returns a pose in the map. Raises TransformError."""
-        if given.frame == self._odom:
+        if not self._base and camera != self._leading:
+            raise TransformError(
+                f"without base_frame it is the pose of camera {self._leading}, and not that of "
+                f"{camera}: set base_frame"
+            )
+        if given.frame == self._odom != self._map:
             raise TransformError(
                 f"it is in '{given.frame}', which drifts: it must be in '{self._map}', or in a "
                 "frame that a transform places there"
@@ -94,6 +125,19 @@ class GlobalPoses:
         return GlobalPose(
             given.stamp_ns, T_map_frame @ given.T_frame_base, covariance, T_base_camera
         )
+
+
+def runs_of(given: Sequence[GivenPose], recorded_ns: Sequence[int]) -> list[list[GivenPose]]:
+    """Returns the poses of a recording, divided where all stamps from there on are farther behind
+    the time of recording: a clock was set, or a player began anew. Some may come late."""
+    if not given:
+        return [[]]
+    late = np.array(recorded_ns, np.int64) - [g.stamp_ns for g in given]
+    least = np.minimum.accumulate(late[::-1])[::-1]  # of each and those after it
+    # The last one alone may be late.
+    begins = 1 + np.flatnonzero(least[1:-1] > late[:-2] + JUMP_S * 1e9)
+    bounds = [0, *begins.tolist(), len(given)]
+    return [list(given[a:b]) for a, b in itertools.pairwise(bounds)]
 
 
 def in_order(given: Iterable[GivenPose], most: int | None = None) -> deque[GivenPose]:

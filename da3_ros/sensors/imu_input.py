@@ -7,6 +7,7 @@ fault says nothing about the motion. No ROS, no network.
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 import time
@@ -57,7 +58,8 @@ class ImuHistory:
         self.frame_id = ""
         self._mixed = 0  # changes of the frame_id
         self._recorded: Iterator[ImuSample] = iter(recorded)
-        self._ahead: ImuSample | None = None  # after a jump back in the recording
+        self._unread: list[ImuSample] = []  # the next one of the recording, and that after it
+        self.jumps = 0  # back in the recording that were passed
         self._arrived = threading.Condition()  # callbacks add while a worker reads
         self._wait_s, self._received_s = wait_s, -math.inf
         self._late = 0  # frames in a row for which samples came too late
@@ -92,41 +94,61 @@ class ImuHistory:
     def _jumps_back(self, stamp_ns: int) -> bool:
         return bool(self._stamps) and stamp_ns < self._stamps[-1] - int(JUMP_S * 1e9)
 
-    def _read_to(self, stamp_ns: int) -> None:
-        """Reads the recording on, until a sample is as new as a stamp."""
-        if self._jumps_back(stamp_ns) and self._ahead is not None:
-            self._add(self._ahead)
-            self._ahead = None
-        while self._ahead is None and not (self._stamps and self._stamps[-1] >= stamp_ns):
-            sample = next(self._recorded, None)
-            if sample is None:
+    def _read_to(self, stamp_ns: int, jumps: int) -> None:
+        """Reads the recording on, until a sample is as new as a stamp of a frame. If that jumps
+        back, the samples before they do so too are passed over.
+
+        jumps: that are behind the frame at least.
+        """
+        if self._jumps_back(stamp_ns):
+            jumps = max(jumps, self.jumps + 1)
+        while (sample := self._next(stamp_ns)) is not None:
+            back, is_there = self._jumps_back(sample.stamp_ns), self._is_there(stamp_ns)
+            if self.jumps >= jumps and (back or is_there):
                 return
-            if self._jumps_back(sample.stamp_ns):
-                self._ahead = sample  # belongs to frames whose stamps jump too
-            else:
-                self._add(sample)
+            del self._unread[0]
+            self.jumps += back
+            self._add(sample)
+
+    def _is_there(self, stamp_ns: int) -> bool:
+        return bool(self._stamps) and self._stamps[-1] >= stamp_ns
+
+    def _next(self, stamp_ns: int) -> ImuSample | None:
+        """Returns the first sample of the recording that is not read yet, and leaves it there;
+        passes over one whose stamp is far from those before and after it, which would end all
+        reading. stamp_ns: of the frame."""
+        while True:
+            self._unread += itertools.islice(self._recorded, 2 - len(self._unread))
+            before = self._stamps[-1] if self._stamps else stamp_ns
+            is_far = [abs(one.stamp_ns - before) > JUMP_S * 1e9 for one in self._unread]
+            if is_far != [True, False]:
+                return self._unread[0] if self._unread else None
+            del self._unread[0]
 
     def _wait_for(self, stamp_ns: int) -> None:
         """Waits a while for samples as new as a stamp, if some are arriving, and if that has
         helped lately."""
 
         def is_there() -> bool:
-            return bool(self._stamps) and self._stamps[-1] >= stamp_ns
+            return self._is_there(stamp_ns)
 
         silent_s = time.monotonic() - self._received_s
         if not is_there() and silent_s < ALIVE_S and self._late < MOST_LATE:
             self._arrived.wait_for(is_there, self._wait_s)
         self._late = 0 if is_there() else self._late + 1
 
-    def between(self, first_ns: int, last_ns: int, most_ns: int) -> tuple[Array, Array]:
+    def between(
+        self, first_ns: int, last_ns: int, most_ns: int, jumps: int = 0
+    ) -> tuple[Array, Array]:
         """Returns stamps int64 [N] and values [N, 6] from one stamp to another one, with
         interpolated values at both.
 
-        most_ns: longest time between two samples; the last one may be as much too old. Raises
-        ImuError if there are none, or with a gap.
+        most_ns: longest time between two samples; the last one may be as much too old. jumps: what
+        ``jumps`` of a recording was at the frame before, where that is read anew. Raises ImuError
+        if there are none, or with a gap.
         """
         with self._arrived:
-            self._read_to(last_ns)
+            self._read_to(last_ns, jumps)
             self._wait_for(last_ns)
             begin, end = bisect_right(self._stamps, first_ns), bisect_left(self._stamps, last_ns)
             stamps = np.array(self._stamps[max(begin - 1, 0) : end + 1], np.int64)
@@ -172,7 +194,9 @@ class ImuInput:
         self.history = ImuHistory() if history is None else history
         self.without = 0  # frames without a stretch, but for the first one of each camera
         self._last_ns: dict[str, int] = {}  # stamp of the last frame, by camera
-        self._force, self._force_s = 0.0, 0.0  # integral over the newest seconds, and their number
+        self._jumps = 0  # of the recording's stamps so far, see ``ImuHistory``
+        # By camera: integral over the newest seconds, and their number.
+        self._force: dict[str, tuple[float, float]] = {}
 
     def stretch(
         self, camera: str, frame_id: str, stamp_ns: int, warn: Callable[..., None]
@@ -184,20 +208,22 @@ class ImuInput:
         if first_ns is None or not 0 < stamp_ns - first_ns <= MAX_STRETCH_S * 1e9:
             return None
         try:
-            return self._stretch(frame_id, first_ns, stamp_ns)
+            return self._stretch(camera, frame_id, first_ns, stamp_ns)
         except ImuError as error:
             self.without += 1
             warn(f"imu: not used for a frame: {error}", every_s=WARNING_PERIOD_S)
             return None
+        finally:
+            self._jumps = max(self._jumps, self.history.jumps)
 
-    def _stretch(self, frame_id: str, first_ns: int, last_ns: int) -> ImuStretch:
+    def _stretch(self, camera: str, frame_id: str, first_ns: int, last_ns: int) -> ImuStretch:
         offset = round(self.config.time_offset_s * 1e9)
         stamps, values = self.history.between(
-            first_ns - offset, last_ns - offset, round(self.config.max_gap_s * 1e9)
+            first_ns - offset, last_ns - offset, round(self.config.max_gap_s * 1e9), self._jumps
         )
         if not self.history.frame_id:
             raise ImuError("its messages have no header.frame_id, so that its mount is unknown")
-        self._check(stamps, values)
+        self._check(camera, stamps, values)
         mount = self._mount(frame_id, last_ns)
         turned = values.reshape(-1, 2, 3) @ mount[:3, :3].T
         return ImuStretch(
@@ -218,8 +244,11 @@ class ImuInput:
                 "publish it on /tf_static"
             ) from error
 
-    def _check(self, stamps: Array, values: Array) -> None:
-        """Raises ImuError for a sensor at its limit, or in other units."""
+    def _check(self, camera: str, stamps: Array, values: Array) -> None:
+        """Raises ImuError for a sensor at its limit, or in other units.
+
+        Each camera has a mean of its own: together they would average over a part of the time.
+        """
         inside, (strong, fast) = values[1:-1], LEAST_LIMITS  # both ends are interpolated
         # In the IMU's own axes: in those of the camera a limit is no constant.
         if stays_at_extreme(inside[:, :3], fast) or stays_at_extreme(inside[:, 3:], strong):
@@ -228,13 +257,13 @@ class ImuInput:
         taken = float(step.sum())
         kept = max(0.0, 1.0 - taken / CHECKED_S)
         # Of the mean from frame to frame, so that vibrations do not count.
-        self._force = (
-            kept * self._force + float(np.linalg.norm(step @ (force[1:] + force[:-1]))) / 2
-        )
-        self._force_s = kept * self._force_s + taken
-        if self._force_s < CHECKED_S / 2:
+        total, seconds = self._force.get(camera, (0.0, 0.0))
+        total = kept * total + float(np.linalg.norm(step @ (force[1:] + force[:-1]))) / 2
+        seconds = kept * seconds + taken
+        self._force[camera] = total, seconds
+        if seconds < CHECKED_S / 2:
             return
-        mean = self._force / self._force_s
+        mean = total / seconds
         if not FORCES[0] < mean < FORCES[1]:
             raise ImuError(
                 f"its acceleration is {mean:.3g} m/s^2 on average, and gravity is 9.8: it must be "

@@ -118,13 +118,16 @@ class RangeSensors:
         self.returns, self.age_s = 0, float("nan")
         self._transforms, self._fixed, self._prior = transforms, fixed_frame, prior
         self._warn = warn
-        # Called with the stamp of a frame before its messages are looked for: a recording reads
-        # on.
-        self.feed: Callable[[int], None] = lambda stamp_ns: None
+        self._frame_ns, self._jumps = 0, 0  # stamp of the newest frame; jumps back of the stamps
+        # Called with the stamp of a frame, and the jumps before it, before its messages are looked
+        # for: a recording reads on.
+        self.feed: Callable[[int, int], None] = lambda stamp_ns, jumps: None
 
     def at(self, frame: Frame) -> RangeReturns | None:
         """Returns what the sensors measured around a frame, from its camera; None: nothing."""
-        self.feed(frame.stamp_ns)
+        self._jumps += frame.stamp_ns < self._frame_ns - JUMP_S * 1e9
+        self._frame_ns = frame.stamp_ns
+        self.feed(frame.stamp_ns, self._jumps)
         found = [r for topic in self.topics if (r := self._of_topic(topic, frame)) is not None]
         points = [r.points for r in found]
         kept = _evenly(np.concatenate(points)) if points else np.zeros((0, 3), np.float32)
@@ -139,7 +142,7 @@ class RangeSensors:
         try:
             scan = history.nearest(frame.stamp_ns)
             if scan is None:
-                self._drop(topic, "late", _why_late(history, frame.stamp_ns))
+                self._drop(topic, frame, "late", _why_late(history, frame.stamp_ns))
                 return None
             if scan.note:
                 self._warn(f"{topic}: {scan.note}", every_s=WARNING_PERIOD_S)
@@ -147,21 +150,22 @@ class RangeSensors:
                 return None  # nothing is in reach
             found = self._seen(scan, frame)
         except RangeError as error:
-            self._drop(topic, "unreadable", f"a message is not used: {error}")
+            self._drop(topic, frame, "unreadable", f"a message is not used: {error}")
             return None
         except TransformError as error:
-            self._drop(topic, "no_transform", f"where its returns are is unknown: {error}")
+            self._drop(topic, frame, "no_transform", f"where its returns are is unknown: {error}")
             return None
         self.age_s = (frame.stamp_ns - scan.stamp_ns) / 1e9
         if not len(found.points) and not found.cones:
-            self._drop(topic, "unseen", "none of its returns is in the image")
+            self._drop(topic, frame, "unseen", "none of its returns is in the image")
             return None
         return found
 
-    def _drop(self, topic: str, cause: str, text: str) -> None:
+    def _drop(self, topic: str, frame: Frame, cause: str, text: str) -> None:
         """Counts a message that gives nothing, and warns of it."""
         self.counts[f"ranges_{cause}"] += 1
-        self._warn(f"no returns of {topic}: {text}", every_s=WARNING_PERIOD_S)
+        where = f" for camera {frame.camera}" if frame.camera else ""
+        self._warn(f"no returns of {topic}{where}: {text}", every_s=WARNING_PERIOD_S)
 
     def _seen(self, scan: RangeScan, frame: Frame) -> RangeReturns:
         """Returns what of a scan is before the camera. Raises TransformError."""

@@ -11,6 +11,8 @@ from da3_ros.recordings.recorded_poses import transforms_of
 from da3_ros.recordings.recorded_ranges import ranges_of_recording
 from da3_ros.recordings.synthetic_bag import MOUNTS, write_synthetic_bag
 from da3_ros.recordings.writer import BagFolderWriter
+from da3_ros.replay.object_state import load_state, save_state
+from da3_ros.replay.results import WarnOnce
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.types import Frame
 
@@ -128,3 +130,20 @@ def test_a_gap_gives_no_returns_and_a_warning(tmp_path):
     assert at(sensors, START + 1800 * SECOND) is None
     assert "none is within 0.25 s of the image" in warned[-1]
     assert at(sensors, stamps[1]) == 1
+
+
+def test_a_replay_that_is_continued_behind_a_jump_reads_on_to_it(tmp_path):
+    """And has the counts from before."""
+    once = [START + i * SECOND // 10 for i in range(60)]
+    write_ranges(tmp_path / "bag", once + once)
+    first, again = (opened(tmp_path / "bag", warn=WarnOnce()) for _ in range(2))
+    assert [at(first, once[i]) for i in (0, 40, 5)] == [0, 40, 65]
+    save_state(tmp_path / "state", {"ranges": first}, services(first))
+    load_state(tmp_path / "state", "ranges", again, services(again))
+    assert at(again, once[20]) == 80
+    assert again.counts["frames_with_returns"] == 4
+
+
+def services(sensors):
+    found = {"transforms": sensors._transforms, "feed": sensors.feed}
+    return found | sensors.topics

@@ -87,3 +87,53 @@ def test_a_frame_without_a_place_in_the_map_is_refused(tree, frame, why):
     found, said = all_poses.until("", "optical", S)
     assert found == ()
     assert why in said
+
+
+def recorded(*late_s, stamps_s):
+    """Poses by their stamps, and when they were recorded: as late as given."""
+    given_ = [given(s) for s in stamps_s]
+    return given_, [int((s + late) * S) for s, late in zip(stamps_s, late_s, strict=True)]
+
+
+def test_stamps_of_a_recording_that_jump_back_are_not_mixed(tree):
+    all_poses = poses(tree)
+    once = [10, 11, 12, 13, 14]
+    all_poses.set_all(*recorded(*[0.1] * 5, *[5.1] * 5, stamps_s=[*once, *once]))
+    assert stamps(all_poses.until("", "optical", 13 * S)) == [10, 11, 12, 13]
+    assert stamps(all_poses.until("", "optical", 11 * S)) == [10, 11]  # 14 had no frame
+    assert stamps(all_poses.until("", "optical", 99 * S)) == [12, 13, 14]
+
+
+def test_poses_that_come_late_are_no_jump(tree):
+    all_poses = poses(tree)
+    all_poses.set_all(
+        *recorded(0.1, 0.1, 4, 3, 0.1, 0.1, 6, stamps_s=[10, 15, 12, 13, 17, 18, 14])
+    )
+    assert stamps(all_poses.until("", "optical", 99 * S)) == [10, 12, 13, 14, 15, 17, 18]
+
+
+def test_live_poses_that_wait_are_forgotten_when_frames_jump_back(tree):
+    all_poses = poses(tree)
+    assert stamps(all_poses.until("", "optical", 50 * S)) == []
+    for s in (50.5, 10, 10.2):  # the latter two are of the time after the jump
+        all_poses.add(given(s))
+    assert stamps(all_poses.until("", "optical", 10 * S)) == [10]
+    assert stamps(all_poses.until("", "optical", 60 * S)) == [10.2]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_without_a_base_it_is_the_pose_of_the_first_camera_alone(tree, shared):
+    all_poses = GlobalPoses(tree, "map", "odom", "", leading="front", shared=shared)
+    all_poses.add(given(1))
+    assert stamps(all_poses.until("front", "optical", S)) == [1]
+    found, why = all_poses.until("left", "optical", S)
+    assert found == ()
+    wanted = "it is the pose of camera front, and not that of left: set base_frame"
+    assert why == "" if shared else wanted in why
+
+
+def test_where_the_map_is_odometrys_frame_too_it_is_the_map(tree):
+    """As in a recording whose transforms place the camera in the map itself."""
+    all_poses = GlobalPoses(tree, "map", "map", "base")
+    all_poses.add(given(1))
+    assert stamps(all_poses.until("", "optical", S)) == [1]

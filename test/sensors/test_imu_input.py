@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from da3_ros.config import ImuConfig
+from da3_ros.replay.object_state import load_state, save_state
 from da3_ros.sensors.imu_input import ImuError, ImuHistory, ImuInput, ImuSample
 from da3_ros.sensors.transform_tree import TransformTree
 from da3_ros.types import ImuNoise
@@ -217,3 +218,51 @@ def test_two_imus_on_one_topic_are_named():
     (_, one), warned, _ = run(samples, [50, 100])
     assert one is None
     assert "two IMUs" in warned[0]
+
+
+def test_each_camera_has_a_mean_of_its_own():
+    """A strong second is no mean over two, however many cameras see it."""
+    up = np.array([0.0, 0.0, 14.9])
+    samples = [sample(10 * k, force=up if 300 <= k < 370 else UP) for k in range(600)]
+    for cameras in (1, 4):
+        history, warned = ImuHistory(iter(samples)), Warnings()
+        imu = ImuInput(ImuConfig(), tree(), history)
+        for ms in range(0, 5900, 100):
+            for k in range(cameras):
+                imu.stretch(f"camera{k}", "camera", ms * MS, warned)
+        assert not warned
+
+
+@pytest.mark.parametrize("wrong", [0.0, 3_600_000.0])
+def test_a_wrong_stamp_in_a_recording_loses_one_sample(wrong):
+    samples = [sample(20_000 + 10 * k) for k in range(400)]
+    samples[100] = sample(wrong)
+    found, warned, _ = run(samples, range(20_000, 23_900, 100), live=False)
+    assert all(found[1:])
+    assert not warned
+
+
+def two_passes():
+    """Samples of a recording whose stamps jump back in its middle."""
+    return [sample(5 * k, gyro=(k + 1000 * n, 0, 0)) for n in (0, 1) for k in range(600)]
+
+
+def test_frames_behind_a_jump_get_no_samples_from_before_it():
+    found, warned, _ = run(two_passes(), [2500, 2550, 50, 100], live=False)
+    assert found[1].gyro[0, 0] == 500
+    assert found[3].gyro[0, 0] == 1010
+    assert not warned
+
+
+def test_a_replay_that_is_continued_behind_a_jump_reads_on_to_it(tmp_path):
+    _, _, first = run(two_passes(), [2500, 2550, 50, 100], live=False)
+    save_state(tmp_path / "state", {"imu": first}, services(first))
+    again = ImuInput(ImuConfig(), tree(), ImuHistory(iter(two_passes())))
+    load_state(tmp_path / "state", "imu", again, services(again))
+    warned = Warnings()
+    assert again.stretch("", "camera", 150 * MS, warned).gyro[0, 0] == 1020
+    assert not warned
+
+
+def services(imu):
+    return {"history": imu.history, "transforms": imu._transforms}
