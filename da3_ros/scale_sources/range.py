@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -53,27 +54,38 @@ class RangeMeasurement(ScaleMeasurement):
     """A window's measurement with its blocks. sigma: inf if the window contradicts it."""
 
     blocks: Blocks  # with logs over ``value``
+    # The same by camera: an error of the mount is another one in the axes of each.
+    by_camera: Mapping[str, Blocks]
 
 
 def fit_ranges(window: Window, estimate: WindowEstimate) -> RangeMeasurement | None:
     """Returns the measurement by the returns of the window's new views; None if none is seen."""
     views = range(len(window.views) - window.new, len(window.views))
-    found = [
-        _blocks(view, estimate.depth[i], estimate.K[i])
+    seen = [
+        (view.camera, _blocks(view, estimate.depth[i], estimate.K[i]))
         for i in views if (view := window.views[i]).returns is not None
     ]  # fmt: skip
-    found = [one for one in found if len(one)]
-    if not found:
+    seen = [(camera, one) for camera, one in seen if len(one)]
+    if not seen:
         return None
+    found = [one for _, one in seen]
     blocks = Blocks.joined(found)
     logs, middle = blocks.logs, float(np.median(blocks.logs))
+    by_camera = {
+        camera: _shifted(Blocks.joined([one for name, one in seen if name == camera]), -middle)
+        for camera, _ in seen
+    }
     # Errors of the views of a window are alike.
     noise = max(float(np.std(logs[inliers(logs)])), SINGLE)
     sigma = math.hypot(noise / math.sqrt(len(logs) / len(found)), FLOOR)
     contradicts = len(logs) >= CHECKED and judged(logs, blocks.distances) == WRONG
     return RangeMeasurement(
-        math.exp(middle), math.inf if contradicts else sigma, replace(blocks, logs=logs - middle)
+        math.exp(middle), math.inf if contradicts else sigma, _shifted(blocks, -middle), by_camera
     )
+
+
+def _shifted(blocks: Blocks, log: float) -> Blocks:
+    return replace(blocks, logs=blocks.logs + log)
 
 
 def _blocks(view: View, depth: FloatImage, K: Array) -> Blocks:
@@ -131,10 +143,26 @@ class RangeFilter(MeasurementFilter):
     def add(self, measure: ScaleMeasurement, unit: float) -> None:
         if isinstance(measure, RangeMeasurement):
             self._windows.append((math.log(measure.value / unit), measure))
-            self._errors = mount_errors(self._blocks())
+            cameras = {camera: None for _, m in self._windows for camera in m.by_camera}
+            self._errors = {camera: mount_errors(self._blocks_of(camera)) for camera in cameras}
 
     def _blocks(self) -> list[Blocks]:
-        return [replace(m.blocks, logs=log + m.blocks.logs) for log, m in self._windows]
+        return [_shifted(m.blocks, log) for log, m in self._windows]
+
+    def _blocks_of(self, camera: str) -> list[Blocks]:
+        return [
+            _shifted(m.by_camera[camera], log) for log, m in self._windows if camera in m.by_camera
+        ]
+
+    def _mount_effect(self) -> float:
+        """Returns the relative deviation that the mount gives the scale: of each camera by its
+        share of the blocks, since all have the sensor's error in common."""
+        total, effect = sum(len(m.blocks) for _, m in self._windows), 0.0
+        for camera, errors in self._errors.items():
+            blocks = self._blocks_of(camera)
+            slopes = np.mean([one.slopes.mean(axis=0) for one in blocks], axis=0)
+            effect += sum(map(len, blocks)) / total * errors.effect(slopes)
+        return effect
 
     @property
     def shows(self) -> str | None:
@@ -154,8 +182,7 @@ class RangeFilter(MeasurementFilter):
         logs, sigmas = np.array(fitting).T
         good = logs[inliers(logs)]
         newest, sigma = best_average(good, float(np.median(sigmas)), 3)
-        slopes = np.mean([m.blocks.slopes.mean(axis=0) for _, m in self._windows], axis=0)
-        sigma = math.hypot(sigma, self._errors.effect(slopes))
+        sigma = math.hypot(sigma, self._mount_effect())
         return Estimate(float(good[-newest:].mean()), sigma)
 
 

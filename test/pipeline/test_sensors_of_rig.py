@@ -9,7 +9,8 @@ from support.inertial import BODY
 from support.sensor_rig import LEFT, METRES, MOUNTS, NAMES, SensorRig, tilt_deg
 
 from da3_ros.geometry.poses import invert_pose
-from da3_ros.types import GlobalPose
+from da3_ros.synthetic.range_sensors import RenderedRanges, mount
+from da3_ros.types import GlobalPose, RangeReturns
 
 COUNT = 60
 OTHER = np.eye(4)  # a wrong mount of the IMU
@@ -191,3 +192,34 @@ def test_the_distance_of_the_cameras_and_the_imu_give_metres_together():
     np.testing.assert_allclose(found, 1.0, atol=0.03)
     states = {s.name: s.state for s in pipeline.scale.filter.estimator.states}
     assert states == {"rig": "counts", "imu": "counts"}
+
+
+LIDAR = mount(0.0, -0.1, -0.05)  # on the front camera
+
+
+@functools.cache
+def lidar_walk():
+    """A rig, and the returns of each frameset as a LiDAR of the declared mount would have them."""
+    walk = SensorRig(36, walk="loop")
+    ranges = RenderedRanges(walk.cameras["front"])
+    sweeps = [ranges.sweep(LIDAR, i / 10, 1e-6)[0] for i in range(len(walk))]
+    return walk, [s @ LIDAR[:3, :3].T + LIDAR[:3, 3] for s in sweeps]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ahead", [0.0, 0.3])
+def test_a_sensors_wrong_mount_is_covered_by_the_deviation_of_metres(ahead):
+    """Each camera sees its error in other axes. ahead: of the declared place, metres."""
+    walk, points = lidar_walk()
+
+    def given(name, i):
+        T = invert_pose(MOUNTS[name])
+        seen = (points[i] + [0, 0, ahead]) @ T[:3, :3].T + T[:3, 3]
+        return {"returns": RangeReturns(seen[seen[:, 2] > 0.05].astype(np.float32))}
+
+    results = walk.run(walk.pipeline(**{"scale.source": "range"}), given=given)
+    metric = [r for r in results if r.scale.metric]
+    assert len(metric) > len(walk)
+    off = metres_over_truth(results, walk) - 1
+    assert (np.abs(off) < 2.5 * np.array([r.scale.sigma for r in metric])).all()
+    assert ahead or np.abs(off).max() < 0.02
