@@ -216,11 +216,12 @@ def main() -> None:
         print(json.dumps(measure(model, Path(folder), *others)))
         return
     rows: list[dict[str, Any]] = []
+    device = open_device(options.device).name()
     for model in options.models:
         for row in rows_of(model, options, options.folder or Path(tempfile.gettempdir())):
             rows.append(row)
             results_file.show(row)
-    results_file.write(options.out, {"rows": rows}, open_device(options.device).name())
+            results_file.write(options.out, {"rows": rows}, device)  # a long run may be ended
 
 
 if __name__ == "__main__":

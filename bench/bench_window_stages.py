@@ -66,16 +66,14 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, help="write JSON")
     options = parser.parse_args()
-    rows = []
+    rows, device = [], open_device(options.device).name()
+    setting = {"views": options.views, "new": 1, "camera": "640x480"}
     for model, backend in tqdm([*itertools.product(options.models, options.backends)]):
         found = rows_of(model, backend, options)
         rows += found
         for row in found:
             results_file.show(row)
-    setting = {"views": options.views, "new": 1, "camera": "640x480"}
-    results_file.write(
-        options.out, {"setting": setting, "rows": rows}, open_device(options.device).name()
-    )
+        results_file.write(options.out, {"setting": setting, "rows": rows}, device)
 
 
 if __name__ == "__main__":

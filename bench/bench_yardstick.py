@@ -269,7 +269,7 @@ def main() -> None:
         *which, folder = json.loads(options.alone)
         print(json.dumps(alone(Variant(*which, options), Path(folder))))
         return
-    rows = []
+    rows, device = [], open_device(options.device).name()
     with tempfile.TemporaryDirectory() as parent:
         for name in options.sizes:
             folder = Path(parent) / name
@@ -277,9 +277,8 @@ def main() -> None:
             for numbers, variant in zip(found, variants(name, options), strict=True):
                 rows.append(numbers | in_own_process(variant, folder))
                 results_file.show(rows[-1])
+                results_file.write(options.out, {"device": device, "rows": rows}, device)
             shutil.rmtree(folder)
-    device = open_device(options.device).name()
-    results_file.write(options.out, {"device": device, "rows": rows}, device)
 
 
 if __name__ == "__main__":

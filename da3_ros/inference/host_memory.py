@@ -57,10 +57,12 @@ def _left(group: Path, first_version: bool) -> int | None:
     Pages of files that were not used lately are freed before anything else fails.
     """
     if first_version:
-        limits, used, idle = ("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive"
+        limits = [_number(group / "memory.limit_in_bytes")]
+        used, idle = "memory.usage_in_bytes", "total_inactive"
     else:
-        limits, used, idle = ("memory.max", "memory.high"), "memory.current", "inactive"
-    limit = min((n for name in limits if (n := _number(group / name)) is not None), default=None)
+        limits = [_number(group / name) for name in ("memory.max", "memory.high")]
+        used, idle = "memory.current", "inactive"
+    limit = min((n for n in limits if n is not None), default=None)
     taken = _number(group / used)
     if limit is None or taken is None:
         return None

@@ -52,6 +52,24 @@ def test_whole_calls_are_measured_beside_bare_networks(tmp_path):
     assert "reference interface" in variants
 
 
+def test_the_whole_node_at_a_rate(tmp_path):
+    pytest.importorskip("rclpy")
+    report, _ = run(
+        "bench_node.py", "--models", "da3-tiny", "--rates", "4", "--seconds", "4",
+        "--backend", "torch", tmp_path=tmp_path,
+    )  # fmt: skip
+    assert [row["extras"] for row in report["rows"]] == [
+        "neither", "refinement", "refinement, dense"
+    ]  # fmt: skip
+    for row in report["rows"]:
+        assert row["backend"] == "torch"
+        assert row["windows_per_s"] > 0
+        assert row["latency_median_s"] > row["network_s"] > 0
+        assert row["received"] > 0
+    plain, refined, _ = report["rows"]
+    assert refined["placing_s"] > plain["placing_s"]
+
+
 def test_the_references_own_call_stands_beside_the_node(monkeypatch):
     pytest.importorskip("depth_anything_3")
     bench = load_bench_node(monkeypatch)
