@@ -86,13 +86,18 @@ class WindowInference:
         return done
 
     def run_loop(self, window: Window) -> WindowEstimate | None:
-        """Returns the geometry of the views of a loop; None if they do not fit into memory."""
+        """Returns the geometry of the views of a loop; None if they do not fit into memory, or if
+        the output is unusable."""
         try:
-            found = WindowEstimate.of(self.session.infer(window))
-            return without_invalid_depth(window, found)
+            prediction = self.session.infer(window)
         except WindowTooLargeError as error:
             log.warning("loop-closure check skipped (out of memory): %s", error)
             return None
+        if fault := _fault(prediction, window):
+            self.counters["loops_unusable"] += 1
+            log.warning("loop-closure check skipped: %s", fault)
+            return None
+        return without_invalid_depth(window, WindowEstimate.of(prediction))
 
     def with_metric_model(self, window: Window, estimate: WindowEstimate) -> WindowEstimate:
         """Returns the estimate with the metric model's measurement and sky, if there is one."""

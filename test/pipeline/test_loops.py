@@ -212,6 +212,21 @@ def test_a_window_that_is_too_large_loses_nothing(short_ring, caplog):
     assert "out of memory" in caplog.text
 
 
+def test_an_unusable_prediction_is_no_loop(short_ring, caplog):
+    class Broken(DescribedTruth):
+        def infer(self, window):
+            found = super().infer(window)
+            if window.new == 0:
+                found = dataclasses.replace(found, T_window_camera=np.full((6, 4, 4), np.nan))
+            return found
+
+    pipeline, results = run(short_ring, Broken(short_ring))
+    assert len(results) == len(short_ring)
+    assert pipeline.counters["loops_unusable"] > 0
+    assert pipeline.loops.found == 0
+    assert "loop-closure check skipped: the network's poses are not finite" in caplog.text
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_known_metres_stay(short_ring):
