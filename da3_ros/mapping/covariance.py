@@ -320,6 +320,17 @@ class JointCovariance:
         out._write(ids, np.zeros((len(rows), 0)), [], P)
         return out
 
+    @staticmethod
+    def of_one(id: int, known: Array, others: Collection[int]) -> JointCovariance:
+        """Returns the covariance ``known`` [7, 7] of one view's error; ``others`` take it over
+        when a window shares them with it."""
+        own = np.zeros((LAYERS, SIZE, SIZE))
+        own[-1] = known
+        out = JointCovariance()
+        out._unknown = set(others) - {id}
+        out._write([id], np.zeros((SIZE, 0)), [], own)
+        return out
+
     def _assign_newest_error(self, ids: Sequence[int], centres: Array) -> None:
         """Gives overlap views whose error was forgotten the error of the newest known view."""
         unknown = [i for i, id in enumerate(ids) if id in self._unknown]
@@ -457,6 +468,7 @@ class PoseUncertainty:
         self._odometry = self._map = (JointCovariance(), SystematicError(self._error))
         self._submaps: dict[int, Array] = {}  # systematic error of each submap's first view
         self._learned_at: Array | None = None  # [4, 4] pose at which noise was last learned
+        self._measured = True  # whether windows have measured all motion of the chain
 
     @property
     def nbytes(self) -> int:
@@ -471,6 +483,11 @@ class PoseUncertainty:
         systematic.begin(window.ids[reference])
         for index in (i for i in range(len(window.ids)) if i != reference):
             systematic.add(window, index, [reference])
+
+    def note_unmeasured(self) -> None:
+        """Notes a window whose motion nobody states the errors of: the graph does not know them
+        either."""
+        self._measured = False
 
     def add_window(self, window: WindowObservation) -> None:
         """Adds a window that was aligned by its overlap views."""
@@ -518,7 +535,8 @@ class PoseUncertainty:
         self, known: Array, newest: int, old: Collection[int], views: Mapping[int, Array],
         moved: Collection[int],
     ) -> None:  # fmt: skip
-        """Replaces the map's covariances after a loop closure.
+        """Replaces the map's covariances after a loop closure; also where a gap, after which only
+        views were shared that an earlier loop had moved, has left them unknown.
 
         known: covariance [7, 7] of the newest view's error. old: the older submaps of the loops.
         views: centres [3] of all views that windows may share. moved: views that the loop moved.
@@ -526,14 +544,19 @@ class PoseUncertainty:
         for joint, systematic in self._trackers():
             joint.forget(moved)
             systematic.keep(set(views) - set(moved))
-        if newest not in self._odometry[0]:
-            return
-        joint = self._map[0].rebased(LOOP_CORRELATION * known, newest, views)
+        joint, before = self._map
         candidates = [self._submaps[submap] for submap in old if submap in self._submaps]
+        if newest in before:
+            candidates = candidates or [before.of(newest)]
+        if not candidates or (newest not in joint and not self._measured):
+            return
+        known = LOOP_CORRELATION * known
+        if newest in joint:
+            joint = joint.rebased(known, newest, views)
+        else:  # a gap has left it unknown: the loop says where it is
+            joint = JointCovariance.of_one(newest, known, views)
         systematic = SystematicError(self._error)
-        systematic.begin(
-            newest, min(candidates, key=total) if candidates else self._map[1].of(newest)
-        )
+        systematic.begin(newest, min(candidates, key=total))
         self._map = (joint, systematic)
 
     def move_in_odometry(self, moved: Collection[int], newest: int) -> None:

@@ -351,7 +351,10 @@ class WindowOdometry:
 
         Nor of a window with the prior's own poses: their covariance is unknown.
         """
-        if self.refused or (placed.gains is None and shared) or self.prior.replaces_poses:
+        if self.refused:
+            return
+        if (placed.gains is None and shared) or self.prior.replaces_poses:
+            self.uncertainty.note_unmeasured()
             return
         T_local_window = placed.T_local_window
         depths = [np.median(a.depth) for a in shared if len(a.depth)]

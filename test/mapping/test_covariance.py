@@ -186,6 +186,31 @@ def test_a_loop_changes_the_maps_covariance_not_odometrys():
     assert np.trace(uncertainty.in_map(32)) < np.trace(uncertainty.odometry(32))
 
 
+@pytest.mark.parametrize("measured", [True, False])
+def test_a_loop_says_where_a_camera_is_of_which_nothing_was_known(measured):
+    """After a gap it was found by views that an earlier loop has moved."""
+    uncertainty = PoseUncertainty(EXACT)
+    uncertainty.begin_chain(observed([0, 1], np.eye(3)[:2], 0), 0)
+    uncertainty.enter_submap(0, 0)
+    uncertainty.add_window(observed([0, 1, 2], np.eye(3), 2))
+    views = dict(enumerate(np.eye(3)))
+    uncertainty.close_loop(1e-12 * np.eye(7), 2, [0], views, [0, 1])
+    uncertainty.add_window(observed([0, 1, 3], np.eye(3), 2))
+    uncertainty.keep({0, 1, 3})
+    assert uncertainty.in_map(3) is None
+    if not measured:
+        uncertainty.note_unmeasured()
+    views = {0: np.eye(3)[0], 1: np.eye(3)[1], 3: np.eye(3)[2]}
+    uncertainty.close_loop(1e-4 * np.eye(7), 3, [0], views, [0, 1])
+    assert uncertainty.odometry(3) is None
+    if not measured:
+        assert uncertainty.in_map(3) is None
+        return
+    np.testing.assert_allclose(uncertainty.in_map(3), 2e-4 * np.eye(6), rtol=1e-6)
+    uncertainty.add_window(observed([1, 3, 4], np.eye(3), 2))
+    assert np.trace(uncertainty.in_map(4)) > 12e-4
+
+
 def test_systematic_errors_take_the_surest_way():
     error = SystematicError(MotionError(rotation=0.1, distance=0.2, least=0.01))
     error.begin(0)
