@@ -42,6 +42,7 @@ class LoopCandidates:
         self._keyframes, self._graph, self._submaps = keyframes, graph, submaps
         self._active = False  # whether there may be a candidate
         self._compared: set[int] = set()  # submaps that the new keyframe was compared with
+        self._tied_by = -1  # id of the newest keyframe with a loop in the graph
         # Submaps of a read-only map in which locations are looked for; None: in all keyframes.
         self.searched: frozenset[int] | None = None
         self._from: tuple[int, Callable[[int], bool]] | None = None  # see ``look_from``
@@ -54,6 +55,10 @@ class LoopCandidates:
     def wait(self) -> None:
         """Searches nothing before ``restart``."""
         self._active = False
+
+    def note_loop(self, new: int) -> None:
+        """Notes a loop of the keyframe ``new``, by its view's id, that is in the graph."""
+        self._tied_by = new
 
     def limit_to(self, submaps: frozenset[int] | None) -> None:
         """Searches in the keyframes of these submaps only; None: in all."""
@@ -128,12 +133,19 @@ class LoopCandidates:
                 return False
             at = graph.index(old.submap)
             near = newest - at < MIN_SUBMAPS_APART
-            if at in tied or (near and graph.in_one_chain(old.submap, new.submap)):
+            known = at in tied or (near and graph.in_one_chain(old.submap, new.submap))
+            if known and not self._is_join(at in tied, old, new):
                 return False
             there = PlacedKeyframe.of(old, self._submaps)
             return hint is None or hint.allows(there.centre, MAX_DISTANCE * there.depth)
 
         return allowed
+
+    def _is_join(self, tied: bool, old: ViewRow, new: ViewRow) -> bool:
+        """Whether two keyframes whose submaps loops tie are of chains that only loops join: each
+        new keyframe may confirm that, or contradict it."""
+        one_chain = self._graph.in_one_chain(old.submap, new.submap)
+        return tied and not one_chain and new.view.id != self._tied_by
 
     def _can_overlap(self, old: ViewRow, new: ViewRow, untied: int | None) -> bool:
         """True if two keyframes can see the same surface, given the possible drift. untied: see

@@ -437,7 +437,7 @@ class LoopClosure(MapListener):
         self.found += 1
         if self._graph.index(old.submap) in self._graph.loop_partners(new.submap):
             self._add_to_graph(loop)  # two have agreed before, and it agrees with these
-            return False
+            return self.doubts_joins and not self._graph.in_one_chain(old.submap, new.submap)
         self._unconfirmed = self._still_there(self._unconfirmed)
         confirming = self._confirming(loop)
         if confirming:
@@ -517,6 +517,7 @@ class LoopClosure(MapListener):
         variance = with_lever_arm(own, arm) + old.variance + new.variance
         drift = loop.drift(old.T_local_submap, new.T_local_submap)
         self._graph.add_loop(old.keyframe.submap, new.keyframe.submap, drift, variance)
+        self.candidates.note_loop(loop.new)
 
     # Closing a loop
 

@@ -167,6 +167,31 @@ def test_keyframes_whose_images_match_are_compared_first(closer):
     assert not set(others) & set(range(newest - 8, newest + 1))  # which share windows with it
 
 
+def test_good_looks_go_on_after_a_join_one_from_each_new_keyframe(closer, monkeypatch):
+    """Else the camera's place would be as exact as the first two looks, until it has left the
+    submap in which it was found."""
+    newest = 2 * COUNT - 1
+
+    def found():
+        closer.candidates._from = None
+        closer.candidates.restart()
+
+        def matching(new, others):
+            return [o for o in others if o.view.id == newest - COUNT], True
+
+        old = closer.candidates.next(None, matching)
+        return old and old.view.id
+
+    off = Similarity(1.0, np.eye(3), np.array([0.03, 0, 0]))
+    looks(closer, monkeypatch, [(12, 32), (newest - COUNT, newest - 1)], off)
+    before = error(closer)
+    assert before > 0.02
+    assert found() == newest - COUNT  # though the submaps of both are tied
+    assert looks(closer, monkeypatch, [(newest - COUNT, newest)], RIGHT) == [True]
+    assert error(closer) < 0.8 * before
+    assert found() is None  # the same look again would say nothing new
+
+
 @pytest.mark.parametrize("hinted", [True, False])
 def test_a_hint_is_looked_at_after_each_window_though_the_pose_is_known(
     closer, monkeypatch, hinted
