@@ -30,7 +30,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +134,8 @@ class Matrix:
 
     def write(self) -> None:
         """Writes the file: setting, rows and their summary."""
-        report = {"setting": self.shared(), "rows": self._rows, "summary": summary(self._rows)}
+        counts = {"planned": len(self._keys)} | summary(self._rows)
+        report = {"setting": self.shared(), "rows": self._rows, "summary": counts}
         results_file.write(self._out, report, self._device)
 
     def rows(self) -> list[Row]:
@@ -153,20 +154,32 @@ def summary(rows: list[Row]) -> Row:
     """Returns the share of rows that ran, mean images/s by mode and precision, best and slowest.
 
     Means are of one backend each, of rows that were not compiled and whose size was not reduced.
+    Those by mode are over the precisions that ran in all modes, and the other way round.
     """
     ran = [row for row in rows if "images_per_s" in row]
     plain = [r for r in ran if r["compile"] == "off" and not r.get("reduced")]
     found: Row = {"success": [len(ran), len(rows)]}
-    for name in ("mode", "precision"):
-        groups: dict[str, list[float]] = {}
-        for row in plain:
-            key = f"{row['backend']} {row[name]}"
-            groups.setdefault(key, []).append(row["images_per_s"])
-        found[f"by_{name}"] = {key: statistics.mean(rates) for key, rates in groups.items()}
+    for name, other in (("mode", "precision"), ("precision", "mode")):
+        found[f"by_{name}"] = {
+            f"{backend} {value}": mean
+            for backend in dict.fromkeys(row["backend"] for row in plain)
+            for value, mean in _means([r for r in plain if r["backend"] == backend], name, other)
+        }
     for name, choose in (("best", max), ("slowest", min)):
         found[name] = _briefly(choose, [r for r in ran if not r.get("reduced")])
     found["largest_stability"] = max((r["stability"] for r in ran), default=None)
     return found
+
+
+def _means(rows: list[Row], name: str, other: str) -> Iterator[tuple[str, float]]:
+    """Yields each value of a column and its mean images/s over the values of another column that
+    all of them have; nothing if there is none."""
+    groups: dict[str, dict[str, float]] = {}
+    for row in rows:
+        groups.setdefault(row[name], {})[row[other]] = row["images_per_s"]
+    common = set.intersection(*map(set, groups.values())) if groups else set()
+    for value, rates in groups.items() if common else ():
+        yield value, statistics.mean(rates[key] for key in sorted(common))
 
 
 def _briefly(choose: Callable[..., Row], rows: list[Row]) -> Row | None:

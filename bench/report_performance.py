@@ -77,7 +77,8 @@ def _summary(result: Result) -> str:
     summary = result.data.get("summary", {})
     lines = []
     if "success" in summary:
-        lines.append("rows: {} of {} ran".format(*summary["success"]))
+        planned = f", {summary['planned']} were planned" if "planned" in summary else ""
+        lines.append("rows: {} of {} ran{}".format(*summary["success"], planned))
     for key, means in summary.items():
         if key.startswith("by_") and means:
             listed = ", ".join(f"{name} {number(v)}" for name, v in means.items())
