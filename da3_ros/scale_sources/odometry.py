@@ -107,6 +107,7 @@ class OdometryMotion(ScaleSource):
     """The robot's own motion, in each window that got its poses and along the way."""
 
     needs_prior = True
+    bias = 0.01  # of the size of wheels and of their slip; assumed, not measured
 
     def measure(
         self, window: Window, estimate: WindowEstimate, by_prior: ScaleMeasurement | None
