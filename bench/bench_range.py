@@ -180,7 +180,7 @@ class Walk:
         """Returns the errors of one kind of sensor; given: fields of a frame by its number."""
         pipeline, found, seconds = self.run(given, **{"dense.enabled": False, **values})
         metric = [r for r in found if r.scale.metric and r.posed]
-        row = {"sensor": name, "metric_from": float("nan"), "ms": 1000 * seconds}
+        row = {"sensor": name, "metric_from": None, "ms": 1000 * seconds}
         if not metric:
             return row
         depth = []
@@ -257,7 +257,7 @@ def mount_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 return RangeReturns(points[points[:, 2] > 0.05].astype(np.float32))
 
             row = walk.scale_row(mounted, returned(turned))
-            yield name | row | {"mount": mounted, "metric": not math.isnan(row["metric_from"])}
+            yield name | row | {"mount": mounted, "metric": row["metric_from"] is not None}
 
 
 def depth_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
