@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import threading
-from collections import deque
+import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +24,7 @@ CONTRAST = 0.01  # lower than OpenCV's: bare walls have weak features
 # doubled image, in which SIFT begins, is off (``enable_precise_upscale`` is not in OpenCV 4.5).
 CORNER = 0.5 - 0.25
 BORDER = 4  # pixels between a feature and what no feature may lie on
-MOST_AHEAD = 8  # images whose features are detected before they are asked for
+MOST_AHEAD = 256  # images that begin before they are asked for: more than a replay reads ahead
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,25 +87,30 @@ class FeaturesAhead:
     """Detects features of images that will be needed soon, on a thread of its own. Thread-safe.
 
     OpenCV lets other Python threads run meanwhile. The result is that of ``FeatureDetector``, as
-    is an error. Images are needed in the order in which they began: those before the one that is
-    taken are dropped. No image begins while ``MOST_AHEAD`` wait.
+    is an error. Images that nobody else holds are dropped, and the oldest of too many.
     """
 
     def __init__(self, most: int, most_pixels: int) -> None:
         """most, most_pixels: as those of ``FeatureDetector``."""
         self._detector = FeatureDetector(most, most_pixels)
         self._pool: ThreadPoolExecutor | None = None  # made when it is needed
-        self._begun: deque[tuple[Image, NDArray[np.bool_] | None, Future[Features]]] = deque()
+        self._begun: list[
+            tuple[weakref.ref[Image], NDArray[np.bool_] | None, Future[Features]]
+        ] = []
         self._lock = threading.Lock()
 
     def begin(self, image: Image, usable: NDArray[np.bool_] | None) -> None:
         """Starts with an image [H, W, 3], if that has not begun; returns at once."""
         with self._lock:
-            if self._index(image, usable) is not None or len(self._begun) >= MOST_AHEAD:
+            self._drop_unheld()
+            if self._index(image, usable) is not None:
                 return
+            if len(self._begun) == MOST_AHEAD:
+                self._begun.pop(0)[2].cancel()
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(1, "da3-features")
-            self._begun.append((image, usable, self._pool.submit(self._detector, image, usable)))
+            found = self._pool.submit(self._detector, image, usable)
+            self._begun.append((weakref.ref(image), usable, found))
 
     def take(self, image: Image, usable: NDArray[np.bool_] | None) -> Features | None:
         """Returns the features of an image, and waits for them; None: they have not begun.
@@ -115,20 +120,19 @@ class FeaturesAhead:
         with self._lock:
             index = self._index(image, usable)
             if index is None:
-                if len(self._begun) >= MOST_AHEAD:  # nobody will ask for these
-                    self._drop(len(self._begun))
                 return None
-            self._drop(index)
-            future = self._begun.popleft()[2]
+            future = self._begun.pop(index)[2]
         return None if future.cancel() else future.result()
 
-    def _drop(self, count: int) -> None:
-        for _ in range(count):
-            self._begun.popleft()[2].cancel()
+    def _drop_unheld(self) -> None:
+        for image, _, future in self._begun:
+            if image() is None:
+                future.cancel()
+        self._begun = [b for b in self._begun if b[0]() is not None]
 
     def _index(self, image: Image, usable: NDArray[np.bool_] | None) -> int | None:
         known = enumerate(self._begun)
-        return next((i for i, (a, b, _) in known if a is image and b is usable), None)
+        return next((i for i, (a, b, _) in known if a() is image and b is usable), None)
 
 
 def spread(pixel: Array, strength: Array, shape: tuple[int, ...], most: int) -> Array:

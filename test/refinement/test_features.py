@@ -1,12 +1,13 @@
 """Features, matches and tracks on images that are made from one another."""
 
+import itertools
 import threading
 
 import cv2
 import numpy as np
 import pytest
 
-from da3_ros.refinement.features import MOST_AHEAD, FeatureDetector, FeaturesAhead, spread
+from da3_ros.refinement.features import FeatureDetector, FeaturesAhead, spread
 from da3_ros.refinement.tracked_view import Matches, TrackedView, TrackPoints, extend_tracks, match
 
 
@@ -63,20 +64,60 @@ def test_features_that_were_begun_are_those_of_the_detector(ahead):
     assert len(ahead.take(other, None)) > 50
 
 
-def test_what_nobody_asks_for_is_dropped(ahead):
-    images = [texture(k) for k in range(MOST_AHEAD + 1)]
+def test_what_nobody_holds_is_dropped(ahead):
+    images = [texture(k) for k in range(3)]
     for image in images:
         ahead.begin(image, None)
-    assert len(ahead._begun) == MOST_AHEAD, "no more than these wait"
     for *_, begun in ahead._begun:
         begun.result()
-    assert len(ahead.take(images[2], None)) > 50
-    assert len(ahead._begun) == MOST_AHEAD - 3, "earlier ones are not needed any more"
-    assert ahead.take(images[1], None) is None
-    for image in images[:3]:
+    del image, images[0]
+    images.append(texture(3))
+    ahead.begin(images[2], None)
+    assert [id(known()) for known, *_ in ahead._begun] == list(map(id, images))
+    assert len(ahead.take(images[1], None)) > 50
+    assert len(ahead.take(images[0], None)) > 50, "in any order"
+
+
+def test_the_oldest_of_too_many_is_dropped(ahead, monkeypatch):
+    monkeypatch.setattr("da3_ros.refinement.features.MOST_AHEAD", 2)
+    images = [texture(k) for k in range(3)]
+    for image in images:
         ahead.begin(image, None)
-    assert ahead.take(images[-1], None) is None
-    assert not ahead._begun, "all that wait belong to frames that never came"
+    assert len(ahead._begun) == 2
+    assert ahead.take(images[0], None) is None
+
+
+@pytest.mark.parametrize("new", [1, 3, 8, 16])
+@pytest.mark.parametrize("behind_network", [False, True])
+def test_a_replay_with_large_windows_detects_each_image_once(ahead, new, behind_network):
+    """As ``replay.run``: images begin as they are read, two windows ahead; on a GPU those of the
+    next window begin while one runs too. Nothing begins before the first window is refined."""
+    images = [np.zeros((1, 1, 3), np.uint8) for _ in range(12 * new)]
+    detected, taken, reads = [], 0, iter(images)
+    ahead._detector = lambda image, _: detected.append(image) or ()
+    read: list[np.ndarray] = []
+
+    def fill(*, begin):
+        for image in itertools.islice(reads, 2 * new + 1 - len(read)):  # one waits for a place
+            if begin:
+                ahead.begin(image, None)
+            read.append(image)
+
+    fill(begin=False)
+    for number in range(12):
+        window = []
+        for _ in range(new):
+            window.append(read.pop(0))
+            fill(begin=number > 0)
+        if behind_network and number > 0:
+            for image in read[:new]:
+                ahead.begin(image, None)
+        for *_, begun in ahead._begun:
+            begun.result()
+        taken += sum(ahead.take(image, None) is not None for image in window)
+    assert len({id(image) for image in detected}) == len(detected), "none twice"
+    assert taken == len(detected), "none for nothing"
+    assert taken >= (12 - 4) * new
 
 
 def test_what_has_not_started_is_not_waited_for(ahead):
