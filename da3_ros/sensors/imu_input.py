@@ -58,7 +58,7 @@ class ImuHistory:
         self.frame_id = ""
         self._mixed = 0  # changes of the frame_id
         self._recorded: Iterator[ImuSample] = iter(recorded)
-        self._unread: list[ImuSample] = []  # the next one of the recording, and that after it
+        self._unread: list[ImuSample] = []  # the next ones of the recording, mostly two
         self.jumps = 0  # back in the recording that were passed
         self._arrived = threading.Condition()  # callbacks add while a worker reads
         self._wait_s, self._received_s = wait_s, -math.inf
@@ -95,13 +95,10 @@ class ImuHistory:
         return bool(self._stamps) and stamp_ns < self._stamps[-1] - int(JUMP_S * 1e9)
 
     def _read_to(self, stamp_ns: int, jumps: int) -> None:
-        """Reads the recording on, until a sample is as new as a stamp of a frame. If that jumps
-        back, the samples before they do so too are passed over.
+        """Reads the recording on, until a sample is as new as a stamp of a frame.
 
-        jumps: that are behind the frame at least.
+        jumps: that are behind the frame at least: samples before them are passed over.
         """
-        if self._jumps_back(stamp_ns):
-            jumps = max(jumps, self.jumps + 1)
         while (sample := self._next(stamp_ns)) is not None:
             back, is_there = self._jumps_back(sample.stamp_ns), self._is_there(stamp_ns)
             if self.jumps >= jumps and (back or is_there):
@@ -118,12 +115,45 @@ class ImuHistory:
         passes over one whose stamp is far from those before and after it, which would end all
         reading. stamp_ns: of the frame."""
         while True:
-            self._unread += itertools.islice(self._recorded, 2 - len(self._unread))
             before = self._stamps[-1] if self._stamps else stamp_ns
-            is_far = [abs(one.stamp_ns - before) > JUMP_S * 1e9 for one in self._unread]
-            if is_far != [True, False]:
+            if not self._is_wrong(0, before):
                 return self._unread[0] if self._unread else None
             del self._unread[0]
+
+    def _is_wrong(self, index: int, before_ns: int) -> bool:
+        """Whether the stamp of an unread sample is far from the one before it, and that of the
+        next sample is not."""
+        self._unread += itertools.islice(self._recorded, max(0, index + 2 - len(self._unread)))
+        stamps = [one.stamp_ns for one in self._unread[index : index + 2]]
+        return [abs(stamp - before_ns) > JUMP_S * 1e9 for stamp in stamps] == [True, False]
+
+    def pass_jump(self, before_ns: int, stamp_ns: int, jumps: int) -> None:
+        """Reads the recording on to where its stamps jump back, as those of the frames have: from
+        ``before_ns`` to ``stamp_ns``. If they do not soon, only the frames' stamps jump.
+
+        jumps: as in ``between``, before that.
+        """
+        with self._arrived:
+            self._read_to(before_ns, jumps)
+            if self._jumps_back(stamp_ns) and self._will_jump_back():
+                self._read_to(stamp_ns, self.jumps + 1)
+
+    def _will_jump_back(self) -> bool:
+        newest = self._stamps[-1]
+        most = newest + int(KEEP_S * 1e9)
+        for index in itertools.count():
+            if self._is_wrong(index, newest):
+                continue
+            if index >= len(self._unread) or self._unread[index].stamp_ns > most:
+                return False
+            if self._unread[index].stamp_ns < newest - int(JUMP_S * 1e9):
+                return True
+            newest = max(newest, self._unread[index].stamp_ns)
+        raise AssertionError  # not reached
+
+    def is_before(self, stamp_ns: int) -> bool:
+        """Whether all samples are far before a stamp."""
+        return bool(self._stamps) and self._stamps[-1] < stamp_ns - int(JUMP_S * 1e9)
 
     def _wait_for(self, stamp_ns: int) -> None:
         """Waits a while for samples as new as a stamp, if some are arriving, and if that has
@@ -195,6 +225,7 @@ class ImuInput:
         self.without = 0  # frames without a stretch, but for the first one of each camera
         self._last_ns: dict[str, int] = {}  # stamp of the last frame, by camera
         self._jumps = 0  # of the recording's stamps so far, see ``ImuHistory``
+        self._passed: dict[str, int] = {}  # how many of them the newest frame is behind, by camera
         # By camera: integral over the newest seconds, and their number.
         self._force: dict[str, tuple[float, float]] = {}
 
@@ -205,6 +236,9 @@ class ImuInput:
         unknown. warn: as that of ``FrameAnnotator``."""
         first_ns = self._last_ns.get(camera)
         self._last_ns[camera] = stamp_ns
+        self._passed.setdefault(camera, self._jumps)
+        if first_ns is not None and stamp_ns < first_ns - JUMP_S * 1e9:
+            self._follow_jump(camera, first_ns, stamp_ns)
         if first_ns is None or not 0 < stamp_ns - first_ns <= MAX_STRETCH_S * 1e9:
             return None
         try:
@@ -216,8 +250,20 @@ class ImuInput:
         finally:
             self._jumps = max(self._jumps, self.history.jumps)
 
+    def _follow_jump(self, camera: str, first_ns: int, stamp_ns: int) -> None:
+        """Reads a recording on behind a jump of a camera's stamps, if no other camera's did."""
+        if self._passed[camera] == self._jumps:
+            offset = round(self.config.time_offset_s * 1e9)
+            self.history.pass_jump(first_ns - offset, stamp_ns - offset, self._jumps)
+            self._jumps = max(self._jumps, self.history.jumps)
+        self._passed[camera] = self._jumps
+
     def _stretch(self, camera: str, frame_id: str, first_ns: int, last_ns: int) -> ImuStretch:
         offset = round(self.config.time_offset_s * 1e9)
+        if self._passed[camera] != self._jumps:
+            if self.history.is_before(last_ns - offset):
+                raise ImuError("its stamps have jumped back, and those of the images have not")
+            self._passed[camera] = self._jumps
         stamps, values = self.history.between(
             first_ns - offset, last_ns - offset, round(self.config.max_gap_s * 1e9), self._jumps
         )

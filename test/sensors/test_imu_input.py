@@ -254,6 +254,52 @@ def test_frames_behind_a_jump_get_no_samples_from_before_it():
     assert not warned
 
 
+@pytest.mark.parametrize("after_ms", [3000, 7000])
+def test_samples_behind_a_gap_are_used(after_ms):
+    """Of the recording, or before its first sample."""
+    first = [sample(5 * k) for k in range(200)] if after_ms > 3000 else []
+    behind = [sample(after_ms + 5 * k) for k in range(6000)]
+    frames = [*range(0, after_ms + 1500, 50)]
+    found, _, _ = run([*first, *behind], frames, live=False)
+    there = [one is not None for one in found]
+    assert all(there[frames.index(after_ms) + 1 :])
+    assert sum(there) == 29 + (19 if first else 0)
+
+
+def test_frames_alone_that_jump_back_end_nothing():
+    """A camera's clock is wrong for a moment, or for good."""
+    samples = [sample(5 * k, gyro=(k, 0, 0)) for k in range(12_000)]
+    found, _, imu = run(samples, [20_000, 20_100, 15_000, 15_100, 20_400, 20_500], live=False)
+    assert [one is not None for one in found] == [False, True, False, True, False, True]
+    assert found[3].gyro[0, 0] == 3000
+    assert imu.history.jumps == 0
+
+
+def test_a_camera_that_jumps_later_than_another_one_costs_nothing():
+    imu = ImuInput(ImuConfig(), tree(), ImuHistory(iter(two_passes())))
+    found = {"a": [], "b": []}
+    warned = Warnings()
+    for name, ms in [("a", 2400), ("b", 2400), ("a", 2500), ("b", 2500), ("a", 50), ("b", 2600),
+                     ("a", 100), ("b", 100), ("a", 200), ("b", 200)]:  # fmt: skip
+        found[name].append(imu.stretch(name, "camera", ms * MS, warned))
+    assert [one is not None for one in found["a"]] == [False, True, False, True, True]
+    assert [one is not None for one in found["b"]] == [False, True, False, False, True]
+    assert found["a"][4].gyro[0, 0] == found["b"][4].gyro[0, 0] == 1020
+    assert len(warned) == 1
+
+
+@pytest.mark.parametrize("before", [1, 2])
+def test_a_replay_that_is_continued_at_a_jump_passes_it(tmp_path, before):
+    """The last frame before a checkpoint is the last one before the jump, or the one after it."""
+    frames = [2500, 2550, 50, 100]
+    _, _, first = run(two_passes(), frames[: 1 + before], live=False)
+    save_state(tmp_path / "state", {"imu": first}, services(first))
+    again = ImuInput(ImuConfig(), tree(), ImuHistory(iter(two_passes())))
+    load_state(tmp_path / "state", "imu", again, services(again))
+    found = [again.stretch("", "camera", ms * MS, Warnings()) for ms in frames[1 + before :]]
+    assert found[-1].gyro[0, 0] == 1010
+
+
 def test_a_replay_that_is_continued_behind_a_jump_reads_on_to_it(tmp_path):
     _, _, first = run(two_passes(), [2500, 2550, 50, 100], live=False)
     save_state(tmp_path / "state", {"imu": first}, services(first))
