@@ -371,7 +371,7 @@ class MemoryGovernor(Memory):
         companion = self._base_request.companion
         held = plan.weights + self._hardware.context() + (companion.weights if companion else 0)
         held += 0 if plan.prefix_on_host else self._feature_cache.nbytes
-        held += self.meter.kept
+        held += self.meter.held
         return self._hardware.free() + min(self._hardware.in_use(), held)
 
     # Windows -------------------------------------------------------------------------------------
@@ -665,6 +665,11 @@ class PeakMeter:
         clean, self._clean = self._clean, False
         return clean
 
+    @property
+    def held(self) -> int:
+        """What is still allocated of ``kept``: all that was released since counts as free."""
+        return max(0, self.kept - self._released)
+
     def forget_kept(self) -> None:
         """The backend has returned the memory that windows left allocated."""
         self.kept = 0
@@ -674,7 +679,7 @@ class PeakMeter:
 
         keeps: the memory of the window stays allocated, and the next one grows by less.
         """
-        kept, released = max(0, self.kept - self._released), self._released
+        kept, released = self.held, self._released
         taken = self._hardware.window_peak(self._before, persistent + kept)
         if keeps:
             grown = max(0, self._hardware.in_use() - self._before)

@@ -278,6 +278,17 @@ def test_a_budget_that_was_set_keeps_a_plan_that_grew(monkeypatch, full_gb, capl
     assert "returns" not in caplog.text
 
 
+def test_what_an_engine_has_released_is_free_once(monkeypatch, full_gb):
+    session, gpu = host_session(monkeypatch, full_gb)
+    memory, size = session.memory, GIB // 8
+    monkeypatch.setattr(gpu, "in_use", lambda: 8 * GIB)  # with the map
+    memory.meter.kept = size
+    free = memory._free_for_us(memory.plan)
+    memory.meter._released = size
+    gpu.others -= size
+    assert memory._free_for_us(memory.plan) == free
+
+
 def test_checks_that_count_are_bounded():
     growth = Growth()
     for _ in range(40):
