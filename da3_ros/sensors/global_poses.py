@@ -128,14 +128,17 @@ class GlobalPoses:
 
 
 def runs_of(given: Sequence[GivenPose], recorded_ns: Sequence[int]) -> list[list[GivenPose]]:
-    """Returns the poses of a recording, divided where all stamps from there on are farther behind
-    the time of recording: a clock was set, or a player began anew. Some may come late."""
+    """Returns the poses of a recording, divided where stamps go back, and all from there on are
+    farther behind the time of recording: a clock was set, or a player began anew. Some may come
+    late, and all from some pose on, if what measures them becomes slower."""
     if not given:
         return [[]]
-    late = np.array(recorded_ns, np.int64) - [g.stamp_ns for g in given]
+    stamps = np.array([g.stamp_ns for g in given], np.int64)
+    late = np.array(recorded_ns, np.int64) - stamps
     least = np.minimum.accumulate(late[::-1])[::-1]  # of each and those after it
     # The last one alone may be late.
-    begins = 1 + np.flatnonzero(least[1:-1] > late[:-2] + JUMP_S * 1e9)
+    goes_back = stamps[1:] < np.maximum.accumulate(stamps)[:-1]
+    begins = 1 + np.flatnonzero(goes_back[:-1] & (least[1:-1] > late[:-2] + JUMP_S * 1e9))
     bounds = [0, *begins.tolist(), len(given)]
     return [list(given[a:b]) for a, b in itertools.pairwise(bounds)]
 

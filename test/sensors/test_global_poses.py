@@ -112,6 +112,12 @@ def test_poses_that_come_late_are_no_jump(tree):
     assert stamps(all_poses.until("", "optical", 99 * S)) == [10, 12, 13, 14, 15, 17, 18]
 
 
+def test_poses_that_come_later_from_some_time_on_are_no_jump(tree):
+    all_poses = poses(tree)
+    all_poses.set_all(*recorded(0.1, 2, 2.5, 2, 2, stamps_s=[10, 11, 12, 13, 14]))
+    assert stamps(all_poses.until("", "optical", 99 * S)) == [10, 11, 12, 13, 14]
+
+
 def test_live_poses_that_wait_are_forgotten_when_frames_jump_back(tree):
     all_poses = poses(tree)
     assert stamps(all_poses.until("", "optical", 50 * S)) == []
