@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from da3_ros.config import NodeConfig, needs_ranges
@@ -74,14 +74,25 @@ class _Topic:
     name: str
     messages: Iterator[Message]
     history: RangeHistory
-    ahead: list[Message] = field(default_factory=list)  # the next one, and that after it
+    ahead: list[Message] = field(default_factory=list)  # the next ones, mostly two
     newest_ns: int = 0  # stamp of the last one that was added
     wrong: int = 0  # stamps that were
     jumps: int = 0  # back of the stamps that were passed
 
-    def read_to(self, stamp: int, jumps: int) -> None:
-        """Reads up to the messages that are used for a frame. jumps: of the frames' stamps, back:
-        messages from before them are passed over."""
+    def read_to(self, stamp: int, before: int | None, jumps: int) -> None:
+        """Reads up to the messages that are used for a frame.
+
+        before: from where the frames' stamps have jumped back to it; None: they have not. If those
+        of the messages do not soon, too, nothing is passed over. jumps: back of the messages'
+        stamps that were behind the frame before: messages from before them are passed over.
+        """
+        if before is not None:
+            self._read_to(before, jumps)
+            if stamp < self.newest_ns - JUMP_S * 1e9 and self._will_jump_back():
+                jumps = self.jumps + 1
+        self._read_to(stamp, jumps)
+
+    def _read_to(self, stamp: int, jumps: int) -> None:
         while (message := self._next(stamp)) is not None:
             back = message[0] < self.newest_ns - JUMP_S * 1e9
             if self.jumps >= jumps:
@@ -99,10 +110,7 @@ class _Topic:
         """Returns the next message; passes over those with wrong stamps, as the messages before
         and after them tell. stamp: of the frame."""
         while True:
-            self.ahead += itertools.islice(self.messages, 2 - len(self.ahead))
-            before = self.newest_ns or stamp
-            is_far = [abs(message[0] - before) > JUMP_S * 1e9 for message in self.ahead]
-            if is_far != [True, False]:
+            if not self._is_wrong(0, self.newest_ns or stamp):
                 return self.ahead[0] if self.ahead else None
             self.wrong += 1
             if self.wrong == 1:
@@ -112,6 +120,26 @@ class _Topic:
                 )  # fmt: skip
             self.ahead.pop(0)
 
+    def _is_wrong(self, index: int, before: int) -> bool:
+        """Whether the stamp of a message ahead is far from the one before it, and that of the next
+        message is not."""
+        self.ahead += itertools.islice(self.messages, max(0, index + 2 - len(self.ahead)))
+        pair = self.ahead[index : index + 2]
+        return [abs(message[0] - before) > JUMP_S * 1e9 for message in pair] == [True, False]
+
+    def _will_jump_back(self) -> bool:
+        """Whether stamps jump back soon."""
+        newest, most = self.newest_ns, self.newest_ns + KEEP_S * 1e9
+        for index in itertools.count():
+            if self._is_wrong(index, newest):
+                continue
+            if index >= len(self.ahead) or self.ahead[index][0] > most:
+                return False
+            if self.ahead[index][0] < newest - JUMP_S * 1e9:
+                return True
+            newest = max(newest, self.ahead[index][0])
+        raise AssertionError  # not reached
+
 
 class _Feed:
     """Reads all topics of a recording up to a frame."""
@@ -119,6 +147,11 @@ class _Feed:
     def __init__(self, topics: dict[str, _Topic]) -> None:
         self._topics = topics
 
-    def __call__(self, stamp_ns: int, jumps: int) -> None:
-        for topic in self._topics.values():
-            topic.read_to(stamp_ns, jumps)
+    def __call__(
+        self, stamp_ns: int, before_ns: int | None, jumps: Mapping[str, int]
+    ) -> dict[str, int]:
+        passed = {}
+        for name, topic in self._topics.items():
+            topic.read_to(stamp_ns, before_ns, jumps.get(name, 0))
+            passed[name] = max(topic.jumps, jumps.get(name, 0))
+        return passed

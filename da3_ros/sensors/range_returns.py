@@ -118,16 +118,20 @@ class RangeSensors:
         self.returns, self.age_s = 0, float("nan")
         self._transforms, self._fixed, self._prior = transforms, fixed_frame, prior
         self._warn = warn
-        self._frame_ns, self._jumps = 0, 0  # stamp of the newest frame; jumps back of the stamps
-        # Called with the stamp of a frame, and the jumps before it, before its messages are looked
-        # for: a recording reads on.
-        self.feed: Callable[[int, int], None] = lambda stamp_ns, jumps: None
+        self._frames_ns: dict[str, int] = {}  # stamp of the newest frame, by camera
+        # Jumps back of the stamps in a recording: by topic, and the number of all that the newest
+        # frame of each camera is behind.
+        self._jumps: dict[str, int] = {}
+        self._passed: dict[str, int] = {}
+        # Called before the messages of a frame are looked for: a recording reads on. Gets its
+        # stamp, from where that has jumped back or None, and ``_jumps``; returns ``_jumps``.
+        self.feed: Callable[[int, int | None, dict[str, int]], dict[str, int]] = (
+            lambda stamp_ns, before_ns, jumps: jumps
+        )
 
     def at(self, frame: Frame) -> RangeReturns | None:
         """Returns what the sensors measured around a frame, from its camera; None: nothing."""
-        self._jumps += frame.stamp_ns < self._frame_ns - JUMP_S * 1e9
-        self._frame_ns = frame.stamp_ns
-        self.feed(frame.stamp_ns, self._jumps)
+        self._read_on(frame.camera, frame.stamp_ns)
         found = [r for topic in self.topics if (r := self._of_topic(topic, frame)) is not None]
         points = [r.points for r in found]
         kept = _evenly(np.concatenate(points)) if points else np.zeros((0, 3), np.float32)
@@ -135,6 +139,19 @@ class RangeSensors:
         self.returns = len(kept) + len(cones)
         self.counts["frames_with_returns"] += self.returns > 0
         return RangeReturns(kept, cones) if self.returns else None
+
+    def _read_on(self, camera: str, stamp_ns: int) -> None:
+        before, jumps = self._frames_ns.get(camera), sum(self._jumps.values())
+        self._frames_ns[camera] = stamp_ns
+        if before is None or stamp_ns >= before - JUMP_S * 1e9:
+            before = None
+        if self._passed.get(camera, jumps) != jumps:  # by frames of another camera
+            there = [self._frames_ns[name] for name, n in self._passed.items() if n == jumps]
+            if before is None and stamp_ns > max(there, default=stamp_ns) + JUMP_S * 1e9:
+                return  # of before the jump
+            before = None
+        self._jumps = self.feed(stamp_ns, before, self._jumps)
+        self._passed[camera] = sum(self._jumps.values())
 
     def _of_topic(self, topic: str, frame: Frame) -> RangeReturns | None:
         """Returns what a topic's nearest message says; None, counted and warned of, for none."""

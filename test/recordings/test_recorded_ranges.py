@@ -79,8 +79,8 @@ def write_ranges(folder, stamps_ns):
             writer.write("/range", RANGE, message, stamps_ns[0] + i)
 
 
-def at(sensors, stamp_ns):
-    found = sensors.at(Frame(stamp_ns, IMAGE, "camera_optical"))
+def at(sensors, stamp_ns, camera=""):
+    found = sensors.at(Frame(stamp_ns, IMAGE, "camera_optical", camera=camera))
     return None if found is None else round(1000 * (found.cones[0].range_m - 1))
 
 
@@ -106,6 +106,30 @@ def test_returns_follow_stamps_that_jump_back(tmp_path):
     sensors = opened(tmp_path / "bag", warn=lambda text, every_s=0: None)
     assert [at(sensors, once[i]) for i in (0, 50, 99)] == [0, 50, 99]
     assert [at(sensors, once[i]) for i in (1, 50, 99)] == [101, 150, 199]
+
+
+def test_frames_alone_that_jump_back_end_nothing(tmp_path):
+    """A camera's clock is wrong for a moment."""
+    stamps = [START + i * SECOND // 10 for i in range(600)]
+    write_ranges(tmp_path / "bag", stamps)
+    sensors = opened(tmp_path / "bag", warn=lambda text, every_s=0: None)
+    frames = [100, 200, 170, 171, 201, 400, 599]
+    assert [at(sensors, stamps[i]) for i in frames] == frames
+
+
+def test_cameras_of_different_times_read_one_recording(tmp_path):
+    """One is late; and it jumps back after the other one."""
+    once = [START + i * SECOND // 10 for i in range(100)]
+    write_ranges(tmp_path / "bag", once + once)
+    sensors = opened(tmp_path / "bag", warn=lambda text, every_s=0: None)
+    for i in range(20, 100):
+        assert at(sensors, once[i], "a") == i
+        assert at(sensors, once[i - 15], "b") == i - 15
+    assert at(sensors, once[0], "a") == 100
+    at(sensors, once[85], "b")
+    assert [at(sensors, once[i], "a") for i in (1, 2)] == [101, 102]
+    assert [at(sensors, once[i], "b") for i in (0, 1)] == [100, 101]
+    assert [at(sensors, once[i], name) for i in (50, 99) for name in "ab"] == [150, 150, 199, 199]
 
 
 @pytest.mark.parametrize("index", [0, 50])
