@@ -52,6 +52,8 @@ class Anchoring:
         # By camera, the leading one first: each has got all. One that sees nothing has no poses.
         self._waiting: dict[str, deque[GlobalPose]] = {}
         self._come: Counter[str] = Counter()  # number that each has got
+        # The newest ones that became anchors: a camera may get them later than another one.
+        self._taken: deque[tuple[float, ...]] = deque(maxlen=MOST_WAITING)
         self._anchors: list[Anchor] = []
         self._wrong: set[int] = set()  # stamps of anchors that were reported
         self._windows = 0  # since the last solution
@@ -72,7 +74,8 @@ class Anchoring:
         """Adds the global poses that came with a view."""
         if not view.anchors:
             return
-        self._waiting.setdefault(view.camera, deque(maxlen=MOST_WAITING)).extend(view.anchors)
+        waiting = self._waiting.setdefault(view.camera, deque(maxlen=MOST_WAITING))
+        waiting.extend(given for given in view.anchors if _key(given) not in self._taken)
         before = max(self._come.values(), default=0)
         self._come[view.camera] += len(view.anchors)
         self.counters["anchors"] += max(0, self._come[view.camera] - before)
@@ -84,6 +87,7 @@ class Anchoring:
         if stamps:
             self.counters["anchors_without_frame"] += len(stamps)
         self._waiting.clear()
+        self._taken.clear()
 
     def is_due(self, why_not: str) -> bool:
         """Returns whether there are anchors to be used; says once why not, if there is a cause."""
@@ -196,6 +200,7 @@ class Anchoring:
         waits = set(stamps[stamps > own.stamps[-1]].tolist())
         self._keep(camera, lambda given: given.stamp_ns in waits)
         taken = set(stamps[found].tolist())
+        self._taken.extend(_key(given[i]) for i in found)
         for other in self._waiting:
             self._keep(other, lambda given: given.stamp_ns not in taken)
         elsewhere = {g.stamp_ns for waiting in self._waiting.values() for g in waiting}
@@ -290,6 +295,11 @@ class Anchoring:
         alone = np.zeros(7) if confirmed else np.repeat([0.0, ALONE_RAD, ALONE_M], [1, 3, 3])
         covariance = J @ (found.covariance + np.diag(alone**2)) @ J.T
         return replace(out, followed=False, anchored=True, covariance=covariance)
+
+
+def _key(given: GlobalPose) -> tuple[float, ...]:
+    """Returns what tells a global pose from others, for all cameras that get it."""
+    return given.stamp_ns, *given.T_ros_base[:3, 3].tolist()
 
 
 def _is_confirmed(found: Anchored) -> bool:

@@ -1,6 +1,8 @@
 """Global poses hold the map of a walk: its place, its heading and its drift."""
 
+from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,9 +13,13 @@ from support.sessions import METRIC, SETTINGS, MetricModel, later, saved
 from da3_ros.config import config_from_parameters
 from da3_ros.export.scene_file import load_scene
 from da3_ros.geometry.poses import T_ROS_MAP, invert_pose
+from da3_ros.geometry.similarity import IDENTITY
 from da3_ros.mapping.anchors import about_z
+from da3_ros.mapping.submap_spill import Submap
+from da3_ros.mapping.trajectory import Pose, Poses
+from da3_ros.pipeline.anchoring import Anchoring
 from da3_ros.pipeline.pipeline import Pipeline
-from da3_ros.types import UNKNOWN_RAD2, Calibration, Frame, GlobalPose
+from da3_ros.types import UNKNOWN_RAD2, Calibration, Frame, GlobalPose, View
 
 SIGMA_M, SIGMA_RAD = 0.05, 0.02
 MOUNT = np.eye(4)
@@ -210,6 +216,32 @@ def test_what_keeps_anchors_from_being_used_is_said_once(truth, caplog, values, 
     assert len(lines) == 1
     assert why in lines[0]
     assert pipeline.counters["anchor_corrections"] == 0
+
+
+@pytest.mark.parametrize("early", ["front", "left"])
+def test_an_anchor_of_two_cameras_of_different_stamps_counts_once(early):
+    """One has a frame of that time a window before the other one."""
+    stamps = {"front": [4.99, 5.99, 6.99], "left": [5.0, 6.0, 7.0]}
+    anchoring = Anchoring(Counter())
+    given = GlobalPose(5 * 10**9, np.eye(4), np.eye(6), np.eye(4))
+    submaps = {0: Submap(0, 0, IDENTITY)}
+    for k in range(3):
+        for camera in sorted(stamps, key=lambda name: name != early):
+            here, last = (int(stamps[camera][i] * 1e9) for i in (k, k - 1))
+            if given.stamp_ns <= here and (not k or given.stamp_ns > last):
+                anchoring.add(
+                    View(k, here, np.zeros((4, 4, 3), np.uint8), camera=camera, anchors=(given,))
+                )
+        done = [
+            Pose(int(s * 1e9), np.eye(4), np.eye(3), (4, 4), False, camera)
+            for camera, all_ in stamps.items() for s in all_[: k + 1]
+        ]  # fmt: skip
+        anchoring.correction(
+            submaps, lambda *_, done=done: Poses.of(done), SimpleNamespace(nodes=()), IDENTITY,
+            level=True,
+        )  # fmt: skip
+    assert len(anchoring._anchors) == 1
+    assert anchoring.counters == Counter(anchors=1)
 
 
 def test_poses_that_wait_when_stamps_jump_back_are_not_of_the_time_after(truth):
