@@ -91,7 +91,7 @@ class WindowSteps(MapListener):
         self.places = PlaceFeatures()
         self.scene_map.table.listeners.extend((self, self.places))
         self.gyro = GyroTurns()
-        self._imu_faults = set[str]()  # that were logged
+        self._imu_faults = set[tuple[str, str]]()  # that were logged: cameras and texts
         self._measured_by_imu: dict[int, ImuStretch] = {}  # of the newest window, by view
         self._bridged: Bridge | None = None  # a gap, until the first window after it
         self.refinement = WindowRefinement(config, counters, limits, self.gyro)
@@ -460,15 +460,15 @@ class WindowSteps(MapListener):
 
     def _is_sound(self, camera: str) -> bool:
         """Whether the camera's rotations do not contradict the IMU; else says so once for each
-        fault that is known of it."""
+        camera and each fault that is known of it."""
         state, fault = self.gyro.state(camera), self.scene_map.level_finder.mount.fault
         if state != "contradicts" and not fault:
             return True
         self.counters["gyro_contradicted"] += 1
         camera = self.scene_map.level_finder.camera if fault else camera
         fault = fault or GYRO_CONTRADICTS
-        if fault not in self._imu_faults:
-            self._imu_faults.add(fault)
+        if (camera, fault) not in self._imu_faults:
+            self._imu_faults.add((camera, fault))
             log.warning("imu: not used%s: %s", f" by camera {camera}" if camera else "", fault)
         return False
 

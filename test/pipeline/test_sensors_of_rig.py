@@ -74,6 +74,16 @@ def test_a_wrong_mount_of_one_camera_makes_no_wrong_metres(wrong, caplog):
     np.testing.assert_allclose(found, 1.0, atol=0.05)
 
 
+@pytest.mark.slow
+def test_wrong_mounts_of_both_cameras_are_both_named(caplog):
+    walk = SensorRig(30, stated={n: OTHER @ invert_pose(MOUNTS[n]) @ BODY for n in NAMES})
+    pipeline = walk.pipeline(**{"scale.source": "imu"})
+    walk.run(pipeline)
+    assert {state for state, _ in pipeline.gyro.states.values()} == {"contradicts"}
+    for name in NAMES:
+        assert caplog.text.count(f"imu: not used by camera {name}: ") == 1
+
+
 def test_what_is_up_is_that_of_the_followed_camera():
     walk = rig()
     pipeline = walk.pipeline(**{"level.source": "imu", **METRES})
