@@ -87,7 +87,8 @@ class _Topic:
         stamps that were behind the frame before: messages from before them are passed over.
         """
         if before is not None:
-            self._read_to(before, jumps)
+            if not self.newest_ns:  # a replay that is continued
+                self._read_to(before, jumps)
             if stamp < self.newest_ns - JUMP_S * 1e9 and self._will_jump_back():
                 jumps = self.jumps + 1
         self._read_to(stamp, jumps)

@@ -17,6 +17,7 @@ from da3_ros.sensors.transform_tree import JUMP_S, TransformError, TransformTree
 from da3_ros.types import Array, GlobalPose
 
 MOST = 1000  # that wait for frames
+GOES_ON_S = 10.0  # time of poses before a jump of all stamps that may come after the last frame
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +40,11 @@ class _Waiting:
 
     def note_frame(self, stamp_ns: int) -> None:
         """Notes a frame. If its stamp jumps back, those that wait for a later frame do so in
-        vain; live, some of the time after the jump may be there already."""
-        if stamp_ns < self.last_ns - JUMP_S * 1e9:
+        vain; live, some of the time after the jump may be there already. If a recording goes on
+        for long, the stamp is wrong."""
+        newest_ns = self.runs[0][-1].stamp_ns if self.runs[0] else 0
+        goes_on = newest_ns > self.last_ns + GOES_ON_S * 1e9
+        if stamp_ns < self.last_ns - JUMP_S * 1e9 and not goes_on:
             old, self.runs = self.runs[0], self.runs[1:]
             if not self.runs:
                 self.runs = [in_order(g for g in old if g.stamp_ns <= self.last_ns)]

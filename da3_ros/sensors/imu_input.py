@@ -134,7 +134,8 @@ class ImuHistory:
         jumps: as in ``between``, before that.
         """
         with self._arrived:
-            self._read_to(before_ns, jumps)
+            if not self._stamps:  # a replay that is continued; else a frame's stamp may be wrong
+                self._read_to(before_ns, jumps)
             if self._jumps_back(stamp_ns) and self._will_jump_back():
                 self._read_to(stamp_ns, self.jumps + 1)
 

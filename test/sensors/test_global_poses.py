@@ -118,6 +118,14 @@ def test_poses_that_come_later_from_some_time_on_are_no_jump(tree):
     assert stamps(all_poses.until("", "optical", 99 * S)) == [10, 11, 12, 13, 14]
 
 
+def test_a_wrong_stamp_of_a_frame_loses_none_of_a_recording(tree):
+    all_poses = poses(tree)
+    all_poses.set_all([given(s) for s in range(10, 60)])
+    assert stamps(all_poses.until("", "optical", 20 * S)) == list(range(10, 21))
+    assert stamps(all_poses.until("", "optical", 15 * S)) == []
+    assert stamps(all_poses.until("", "optical", 22 * S)) == [21, 22]
+
+
 def test_live_poses_that_wait_are_forgotten_when_frames_jump_back(tree):
     all_poses = poses(tree)
     assert stamps(all_poses.until("", "optical", 50 * S)) == []

@@ -273,6 +273,8 @@ def test_frames_alone_that_jump_back_end_nothing():
     assert [one is not None for one in found] == [False, True, False, True, False, True]
     assert found[3].gyro[0, 0] == 3000
     assert imu.history.jumps == 0
+    found, _, _ = run(iter(samples), [20_000, 20_100, 50_000, 20_200, 20_300], live=False)
+    assert [one is not None for one in found] == [False, True, False, False, True]
 
 
 def test_a_camera_that_jumps_later_than_another_one_costs_nothing():
