@@ -208,6 +208,8 @@ MIN_VISIBLE, MIN_AGREEING = 0.15, 0.6
 DEPTH_TOLERANCE = 0.1  # relative depth difference of points that agree
 NOISE_FACTOR = 2.0  # noise between views of two visits over noise within one window
 SIGMAS = 4.0
+# Of the length of a vector of three numbers: as unlikely as ``SIGMAS`` of one number.
+SIGMAS_OF_THREE = 4.7
 
 
 @dataclass(frozen=True, eq=False)
@@ -286,14 +288,20 @@ def fit_variance(fit: Alignment, estimate: WindowEstimate, index: int) -> Array:
     return model.variance_at(fit.T_local_window.scale * arm)
 
 
-def within_sigmas(a: Similarity, b: Similarity, point: Array, variance: Array) -> bool:
-    """True if two similarities differ at a point by no more than the variance [3] explains."""
+def within_sigmas(
+    a: Similarity, b: Similarity, point: Array, variance: Array, *, strict: bool = False
+) -> bool:
+    """True if two similarities differ at a point by no more than the variance [3] explains.
+
+    strict: the length of a vector counts, else the root mean square of its three numbers.
+    """
     residual = np.array([
         abs(math.log(a.scale / b.scale)),
-        float(Rotation.from_matrix(a.R.T @ b.R).magnitude()) / math.sqrt(3),
-        float(np.linalg.norm(a.points(point) - b.points(point))) / math.sqrt(3),
+        float(Rotation.from_matrix(a.R.T @ b.R).magnitude()),
+        float(np.linalg.norm(a.points(point) - b.points(point))),
     ])  # fmt: skip
-    return bool((residual <= SIGMAS * np.sqrt(variance)).all())
+    of_three = SIGMAS_OF_THREE if strict else SIGMAS * math.sqrt(3)
+    return bool((residual <= np.array([SIGMAS, of_three, of_three]) * np.sqrt(variance)).all())
 
 
 def see_same_surface(estimate: WindowEstimate, source: int, target: int) -> bool:
@@ -345,26 +353,40 @@ class LoopAgreement:
     def __init__(self, graph: SubmapGraph, submaps: MapTable) -> None:
         self._graph, self._submaps = graph, submaps
 
-    def is_possible(self, loop: Loop) -> bool:
-        """True if the drift that a loop measures is possible."""
+    def is_possible(self, loop: Loop, *, strict: bool = False) -> bool:
+        """True if the drift that a loop measures is possible. strict: see ``within_sigmas``."""
         old, new, drift, variance = self._placed(loop)
         possible = drift_between(self._graph, old, new) + variance
-        return within_sigmas(drift, IDENTITY, new.centre, possible)
+        return within_sigmas(drift, IDENTITY, new.centre, possible, strict=strict)
 
-    def agree(self, first: Loop, second: Loop, untied: int | None = None) -> bool:
+    def agree(
+        self, first: Loop, second: Loop, untied: int | None = None, *, strict: bool = False
+    ) -> bool:
         """True if two loops of different keyframes are of one location and measure the same
-        drift. untied: a submap whose chain is not taken to be where it was joined."""
+        drift. untied: a submap whose chain is not taken to be where it was joined. strict: see
+        ``within_sigmas``."""
+        return self._compare(first, second, untied, strict) is True
+
+    def contradict(self, first: Loop, second: Loop, *, strict: bool = False) -> bool:
+        """True if two loops are of one location and measure different drifts."""
+        return self._compare(first, second, None, strict) is False
+
+    def _compare(
+        self, first: Loop, second: Loop, untied: int | None, strict: bool
+    ) -> bool | None:  # fmt: skip
+        """Returns whether two loops measure the same drift; None: not of one location."""
         old, new, drift, variance = self._placed(first)
         other_old, other_new, other_drift, other_variance = self._placed(second)
         apart = drift_between(self._graph, new, other_new, untied)
         apart = apart + drift_between(self._graph, old, other_old, untied)
         between = drift_between(self._graph, other_old, other_new, untied)
         if not apart[2] < SAME_LOCATION * between[2]:
-            return False
+            return None
         point = other_new.centre
         square = float(((new.centre - point) ** 2).sum())
         moved = variance + [0, 0, square * (variance[0] + variance[1])]
-        return within_sigmas(drift, other_drift, point, moved + other_variance + apart)
+        possible = moved + other_variance + apart
+        return within_sigmas(drift, other_drift, point, possible, strict=strict)
 
     def _placed(self, loop: Loop) -> tuple[PlacedKeyframe, PlacedKeyframe, Similarity, Array]:
         """Returns both keyframes, the drift and its variance [3], in the frame of odometry."""

@@ -431,7 +431,8 @@ class LoopClosure(MapListener):
             views = [PlacedKeyframe.of(k, self._submaps).view for k in keyframes]
             there, here = (PlacedKeyframe.of(k, self._submaps) for k in (old, new))
             loop = measured_loop(there, here, views, split, seen, aligner)
-        if loop is None or not self._agreement.is_possible(loop):
+        strict = self.doubts_joins and self._is_by_join(old.submap, new.submap)
+        if loop is None or not self._agreement.is_possible(loop, strict=strict):
             self.refused += 1
             return loop is not None and self.doubts_joins and self._undoes_join(loop)
         self.found += 1
@@ -449,6 +450,11 @@ class LoopClosure(MapListener):
         self._unconfirmed = [*self._unconfirmed[1 - MAX_UNCONFIRMED :], loop]
         return False
 
+    def _is_by_join(self, old: int, new: int) -> bool:
+        """Whether only what has joined the chain of the submap ``new`` to others tells where it
+        is, seen from ``old``."""
+        return bool(self._graph.ties(new)) and not self._graph.is_measured(old, new, untied=new)
+
     def _still_there(self, loops: Sequence[Loop]) -> list[Loop]:
         """Returns those loops whose keyframes are still there."""
         there = self.keyframes
@@ -465,7 +471,7 @@ class LoopClosure(MapListener):
         agreeing = [
             one
             for one in self._against
-            if one.is_apart(loop) and self._agreement.agree(one, loop, untied=chain)
+            if one.is_apart(loop) and self._agreement.agree(one, loop, chain, strict=True)
         ]
         joined_by = len(self._graph.ties(chain))
         if len(agreeing) + 1 < min(max(joined_by, FEWEST_AGAINST), MOST_AGAINST):
@@ -488,17 +494,31 @@ class LoopClosure(MapListener):
         """Returns the waiting loops that confirm another one; empty: it waits too.
 
         One that agrees is enough, unless they would join chains and compare the same views, whose
-        error they may repeat: then there must be two.
+        error they may repeat: then there must be two. And as many must not agree on another place.
         """
-        agree = [
-            one for one in self._unconfirmed
-            if one.new != loop.new and self._agreement.agree(one, loop)
-        ]  # fmt: skip
         ends = (self._submaps.keyframes[id].submap for id in (loop.old, loop.new))
-        if not agree or not self.doubts_joins or self._graph.is_measured(*ends):
+        joins = self.doubts_joins and not self._graph.is_measured(*ends)
+        agree = self._agreeing(loop, strict=joins)
+        if not agree or not joins:
             return agree[:1]
         apart = [one for one in agree if one.is_apart(loop)]
-        return apart[:1] or (agree if len(agree) >= MIN_TOGETHER else [])
+        confirming = apart[:1] or (agree if len(agree) >= MIN_TOGETHER else [])
+        against = [
+            one for one in self._unconfirmed if self._agreement.contradict(one, loop, strict=True)
+        ]
+        rivals = (1 + len(self._agreeing(one, against, strict=True)) for one in against)
+        return confirming if 1 + len(agree) > max(rivals, default=0) else []
+
+    def _agreeing(
+        self, loop: Loop, among: Sequence[Loop] | None = None, *, strict: bool
+    ) -> list[Loop]:
+        """Returns the waiting loops of other keyframes that agree with one. strict: see
+        ``within_sigmas``."""
+        return [
+            one
+            for one in (self._unconfirmed if among is None else among)
+            if one.new != loop.new and self._agreement.agree(one, loop, strict=strict)
+        ]
 
     def _join(self, loop: Loop) -> None:
         """Notes what a confirmed loop joins."""

@@ -98,6 +98,35 @@ def test_two_looks_that_compare_the_same_views_are_one(closer, monkeypatch):
     assert error(closer) < 0.02
 
 
+ASKEW = Similarity(1.0, Rotation.from_rotvec([0, 0.025, 0]).as_matrix(), np.array([0, 0, 0.1]))
+
+
+def test_a_right_look_is_not_averaged_with_two_wrong_ones(closer, monkeypatch):
+    """Two that share views repeat one error, of six standard deviations: they do not agree with a
+    third one."""
+    assert looks(closer, monkeypatch, [(4, 24), (5, 28)], ASKEW) == [False, False]
+    assert looks(closer, monkeypatch, [(4, 30)], RIGHT) == [False]
+    assert looks(closer, monkeypatch, [(5, 32), (4, 34)], RIGHT) == [False, True]
+    assert error(closer) < 0.02
+    assert len(closer._graph.ties(COUNT // 4)) == 3
+
+
+def test_looks_at_two_places_withhold_a_join_until_one_has_more(closer, monkeypatch):
+    assert looks(closer, monkeypatch, [(4, 24), (5, 28)], WRONG) == [False, False]
+    assert looks(closer, monkeypatch, [(10, 30), (14, 34)], RIGHT) == [False, False]
+    assert closer.closed == 0
+    assert looks(closer, monkeypatch, [(17, 37)], RIGHT) == [True]
+    assert error(closer) < 0.02
+
+
+def test_a_joined_place_is_not_averaged_with_what_contradicts_it(closer, monkeypatch):
+    looks(closer, monkeypatch, APART[:2], RIGHT)
+    before = error(closer)
+    assert looks(closer, monkeypatch, [(9, 29)], ASKEW) == [False]
+    assert error(closer) == before
+    assert len(closer._graph.ties(COUNT // 4)) == 2
+
+
 def test_two_looks_apart_join(closer, monkeypatch):
     assert looks(closer, monkeypatch, APART[:2], RIGHT) == [False, True]
     assert error(closer) < 0.02
