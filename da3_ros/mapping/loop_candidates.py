@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -233,6 +233,15 @@ class Loop:
         """Returns what maps, in the frame of odometry, the surroundings of the new keyframe to
         where the old one measures them; given the poses of both submaps."""
         return T_local_old @ self.T_old_new @ T_local_new.inverse()
+
+
+def sharing_no_view(loops: Iterable[Loop]) -> list[Loop]:
+    """Returns those loops that share no view with an earlier one that is returned."""
+    out: list[Loop] = []
+    for loop in loops:
+        if all(one.is_apart(loop) for one in out):
+            out.append(loop)
+    return out
 
 
 def placed_ends(loop: Loop, table: MapTable) -> tuple[PlacedKeyframe, PlacedKeyframe]:

@@ -39,6 +39,7 @@ from da3_ros.mapping.loop_candidates import (
     loop_window,
     measured_loop,
     placed_ends,
+    sharing_no_view,
 )
 from da3_ros.mapping.loop_keyframes import (
     LoopKeyframes,
@@ -59,8 +60,9 @@ log = logging.getLogger(__name__)
 EAGER_LOOKS = 30  # windows in a row that are spent on looking for an unknown pose
 MAX_UNCONFIRMED = 4  # verified loops kept until a second one confirms them
 # Loops that must agree with each other to undo what has joined a chain to others: as many as have
-# joined it, within these limits.
+# joined it, within these limits. And of those that share no view, as many as have joined it.
 FEWEST_AGAINST, MOST_AGAINST = 2, 4
+MAX_APART = 16  # of loops that share no view, how many count
 MIN_TOGETHER = 2  # loops that confirm another one, if all compare the same views
 LIVE_SUBMAPS = 2  # newest submaps of which a localized camera's keyframes are kept
 MOST_TILT = 1.5  # standard deviations by which submaps may disagree about what is up
@@ -119,6 +121,9 @@ class LoopClosure(MapListener):
         self.candidates = LoopCandidates(self.keyframes, self._graph, self._submaps)
         self._unconfirmed: list[Loop] = []
         self._against: list[Loop] = []  # that contradict what has joined the newest chain
+        # Loops that share no view and fit what has joined the newest chain to others, each with
+        # a submap of the chain.
+        self._joined_by: list[tuple[int, Loop]] = []
         # Drift since the newest submap began; None: no edge to the submap before it.
         self._drift_model: DriftModel | None = None
         self._guessed = False  # whether a part of this drift is guessed rather than measured
@@ -276,6 +281,7 @@ class LoopClosure(MapListener):
         self._keeps_unit = True
         self._unconfirmed.clear()
         self._against.clear()
+        self._joined_by.clear()
         return any(one.submap in searched for one in self.keyframes)
 
     @property
@@ -317,6 +323,7 @@ class LoopClosure(MapListener):
         self._forget_keyframes(self._graph.first_live, math.inf)
         self._unconfirmed.clear()
         self._against.clear()
+        self._joined_by.clear()
         self._drift_model = None
         self.candidates.wait()
 
@@ -436,6 +443,8 @@ class LoopClosure(MapListener):
             self.refused += 1
             return loop is not None and self.doubts_joins and self._undoes_join(loop)
         self.found += 1
+        if strict:  # also if no other confirms it
+            self._note_support(loop, old.submap, new.submap)
         if self._graph.index(old.submap) in self._graph.loop_partners(new.submap):
             self._add_to_graph(loop)  # two have agreed before, and it agrees with these
             return self.doubts_joins and not self._graph.in_one_chain(old.submap, new.submap)
@@ -474,8 +483,11 @@ class LoopClosure(MapListener):
             if one.is_apart(loop) and self._agreement.agree(one, loop, chain, strict=True)
         ]
         joined_by = len(self._graph.ties(chain))
-        if len(agreeing) + 1 < min(max(joined_by, FEWEST_AGAINST), MOST_AGAINST):
-            self._against = [*self._against[1 - MAX_UNCONFIRMED :], loop]
+        joined_apart = len(self._joined_apart(chain))
+        enough = len(agreeing) + 1 >= min(max(joined_by, FEWEST_AGAINST), MOST_AGAINST)
+        if not enough or len(sharing_no_view((*agreeing, loop))) < joined_apart:
+            kept = max(joined_apart, MAX_UNCONFIRMED)
+            self._against = [*self._against[1 - kept :], loop]
             return False
         log.warning(
             "the camera's place in the map was wrong: %d later looks agree on another one",
@@ -483,12 +495,26 @@ class LoopClosure(MapListener):
         )
         self.undone += 1
         self._graph.untie(chain)
+        self._joined_by.clear()
         self._join(loop)
         for one in (*agreeing, loop):
             self._add_to_graph(one)
         self._against.clear()
         self._unconfirmed.clear()
         return True
+
+    def _joined_apart(self, chain: int) -> list[Loop]:
+        """Returns loops that share no view and fit what has joined the chain of a submap to
+        others."""
+        if not self._graph.ties(chain):
+            return []
+        return [one for new, one in self._joined_by if self._graph.in_one_chain(new, chain)]
+
+    def _note_support(self, loop: Loop, old: int, new: int) -> None:
+        """Notes a loop between two submaps that fits what has joined the newest one's chain."""
+        if not self._graph.in_one_chain(old, new):
+            found = sharing_no_view((*self._joined_apart(new), loop))[:MAX_APART]
+            self._joined_by = [(new, one) for one in found]
 
     def _confirming(self, loop: Loop) -> list[Loop]:
         """Returns the waiting loops that confirm another one; empty: it waits too.
@@ -538,6 +564,7 @@ class LoopClosure(MapListener):
         drift = loop.drift(old.T_local_submap, new.T_local_submap)
         self._graph.add_loop(old.keyframe.submap, new.keyframe.submap, drift, variance)
         self.candidates.note_loop(loop.new)
+        self._note_support(loop, old.keyframe.submap, new.keyframe.submap)
 
     # Closing a loop
 

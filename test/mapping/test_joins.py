@@ -168,6 +168,33 @@ def test_what_many_have_joined_two_do_not_undo(closer, monkeypatch):
     assert error(closer) < 0.02
 
 
+TWIN = Similarity(1.0, np.eye(3), np.array([-1.6, 0, 0]))  # one period of the place
+NINE = [(k, k + COUNT) for k in (2, 6, 10, 14, 3, 7, 11, 15, 18)]  # five of which share no view
+
+
+def test_what_five_places_have_joined_four_looks_at_a_twin_do_not_undo(closer, monkeypatch):
+    looks(closer, monkeypatch, NINE, RIGHT)
+    assert len(closer._graph.ties(COUNT // 4)) > 4
+    pairs = [(k, k + 4 + COUNT) for k in (2, 6, 10, 14)]
+    assert looks(closer, monkeypatch, pairs, TWIN) == [False] * 4
+    assert error(closer) < 0.02
+
+
+def test_looks_at_the_same_views_are_one_look_against_a_join(closer, monkeypatch):
+    looks(closer, monkeypatch, NINE, RIGHT)
+    pairs = [(k, k + 4 + COUNT) for k in (2, 3, 6, 7, 10, 11, 14)]
+    assert not any(looks(closer, monkeypatch, pairs, TWIN))
+    assert error(closer) < 0.02
+
+
+def test_what_five_places_have_joined_five_undo(closer, monkeypatch):
+    looks(closer, monkeypatch, NINE, WRONG)
+    pairs = [(k, k + COUNT) for k in (1, 5, 9, 13, 17)]
+    assert looks(closer, monkeypatch, pairs, RIGHT) == [False] * 4 + [True]
+    assert error(closer) < 0.02
+    assert closer.undone == 1
+
+
 def test_loops_within_a_chain_are_not_undone(monkeypatch):
     """Odometry contradicts what they deny."""
     closer = LoopClosure()
