@@ -7,6 +7,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from support.cases import long_after
 
 from da3_ros.cli.arguments import load_config
 from da3_ros.messages import build
@@ -119,7 +120,7 @@ def test_without_a_base_a_global_pose_is_not_that_of_the_second_camera(rig, bag,
 
 @pytest.mark.usefixtures("solved_each_time")
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["joint", "independent"])
+@pytest.mark.parametrize("mode", long_after(1, ["joint", "independent"]))
 def test_a_continued_replay_with_all_sensors_writes_the_same_bytes(
     rig, bag, tmp_path, monkeypatch, checkpoints_are_saved, mode
 ):
