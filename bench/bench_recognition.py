@@ -197,6 +197,8 @@ def elsewhere_summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Returns recall within the first frames, and errors at first and at the end."""
     soon = [r for r in rows if (r["found_after_frames"] or math.inf) <= FIRST_FRAMES]
     out: dict[str, Any] = {"restarts": len(rows), "found": len(soon)}
+    if not soon:
+        return out
     for name in ("first_error_m", "first_error_deg", "error_m", "error_deg", "last_error_m",
                  "last_error_deg", "last_in_sigmas"):  # fmt: skip
         values = np.array([r[name] for r in soon])
