@@ -267,12 +267,14 @@ class MemoryGovernor(Memory):
         """An error inside this context restores the budget and all plans from before."""
         budget, level, over_budget = self.budget, self.fallback.level, self.over_budget
         growth = self._automatic, self._before_growth, self.factor, self._engine_factor
+        checks = self.growth
         plan, plans = self.plan, dict(self.requests.plans)
         try:
             yield
         except Exception:
             self.budget, self.fallback.level = budget, level
             self._automatic, self._before_growth, self.factor, self._engine_factor = growth
+            self.growth = checks
             if plan is not None:
                 self._adopt(plan)
             self.plan, self.requests.plans, self.over_budget = plan, plans, over_budget

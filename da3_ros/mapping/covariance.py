@@ -485,7 +485,7 @@ class PoseUncertainty:
             systematic.add(window, index, [reference])
 
     def note_unmeasured(self) -> None:
-        """Notes a window whose motion nobody states the errors of: the graph does not know them
+        """Notes a window whose errors of motion are not stated: the graph does not know them
         either."""
         self._measured = False
 

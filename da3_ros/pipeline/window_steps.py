@@ -113,7 +113,7 @@ class WindowSteps(MapListener):
             part.reconfigure(config)
 
     def begin(self, ready: PreparedImage) -> None:
-        """Starts, beside the network, what the next window needs of a prepared frame."""
+        """Starts detecting the features of a prepared frame of the next windows; saves time."""
         if not self._stands:
             self.refinement.begin([CameraImage(ready.full, ready.full_valid)])
 

@@ -11,22 +11,11 @@ from da3_ros.live.missing_input_hints import profile_file
 
 # The second name is that of Humble's Fast DDS; later versions warn if it is set.
 PROFILE_VARIABLES = ("FASTDDS_DEFAULT_PROFILES_FILE", "FASTRTPS_DEFAULT_PROFILES_FILE")
-
+# The files in config/ that `preset` selects.
 PRESETS = (
-    "realtime",
-    "cpu",
-    "jetson",
-    "replay",
-    "detail",
-    "balanced",
-    "memory",
-    "quality",
-    "budget_4gb",
-    "budget_8gb",
-    "budget_12gb",
-    "budget_16gb",
-    "budget_24gb",
-)  # fmt: skip  (files in config/)
+    "realtime", "cpu", "jetson", "replay", "detail", "balanced", "memory", "quality",
+    "budget_4gb", "budget_8gb", "budget_12gb", "budget_16gb", "budget_24gb",
+)  # fmt: skip
 
 
 def image_profile(environment: Mapping[str, str]) -> dict[str, str]:

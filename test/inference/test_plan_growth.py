@@ -469,6 +469,22 @@ def test_growth_that_nothing_fits_changes_nothing(monkeypatch, full_gb):
     assert (session.memory.plan, session.memory.budget) == (plan, budget)
 
 
+def test_a_budget_that_is_refused_leaves_the_checks_of_growth(monkeypatch, full_gb):
+    """Growth that was given up must not start again by a budget that does not hold."""
+    session, _ = reduced_session(monkeypatch, full_gb)
+    memory = session.memory
+    for _ in range(MOST_FAILURES):
+        memory.growth.disappoint()
+
+    def refuse(plan):
+        raise BudgetError("nothing fits")
+
+    monkeypatch.setattr(memory, "_take", refuse)
+    with pytest.raises(BudgetError):
+        memory.set_budget(0)
+    assert not memory.growth.goes_on
+
+
 # The checks, without a session
 
 

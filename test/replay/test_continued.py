@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from support import programs
 from support.cases import long_after
+from support.interrupted import InterruptedTruth
 from support.processes import PATIENCE_S
 from support.ring import SIZE as RING_SIZE
 from support.ring import descriptor_at, walked
@@ -31,7 +32,7 @@ from da3_ros.replay.results import ReplayError, ReplayOptions
 from da3_ros.replay.run import replay
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.rig import rig_mount
-from da3_ros.synthetic.truth import Noise, TruthSession
+from da3_ros.synthetic.truth import Noise
 from da3_ros.types import Calibration
 
 SIZE = (112, 84)
@@ -90,19 +91,11 @@ def rig_bag(rig, tmp_path_factory):
     return path
 
 
-class Interrupted(TruthSession):
-    """Noisy windows that depend on nothing but their number; one of them is interrupted."""
+class Interrupted(InterruptedTruth):
+    """With noise."""
 
     def __init__(self, truth, at=-1):
-        super().__init__(truth, noise=Noise(0.01, 0.02, 0.02, 0.5, 0.02))
-        self.at, self.ran = at, 0
-
-    def infer(self, window):
-        if self.ran == self.at:
-            raise KeyboardInterrupt
-        self.ran += 1
-        self._rng = np.random.default_rng(window.id)
-        return super().infer(window)
+        super().__init__(truth, at, Noise(0.01, 0.02, 0.02, 0.5, 0.02))
 
 
 class Described(Interrupted):

@@ -8,6 +8,7 @@ import cv2
 import numpy as np
 import pytest
 from support.cases import long_after
+from support.interrupted import InterruptedTruth
 
 from da3_ros.cli.arguments import load_config
 from da3_ros.messages import build
@@ -20,7 +21,6 @@ from da3_ros.replay.results import ReplayOptions
 from da3_ros.replay.run import replay
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.rig import rig_mount
-from da3_ros.synthetic.truth import TruthSession
 
 SIZE, FRAMES, NAMES = (112, 84), 36, ("front", "left")
 QUICK = (
@@ -45,26 +45,13 @@ def bag(rig, tmp_path_factory):
     return path
 
 
-class Interrupted(TruthSession):
-    """Windows that depend on nothing but their number; one of them is interrupted."""
-
-    def __init__(self, truth, at=-1):
-        super().__init__(truth)
-        self.at, self.ran = at, 0
-
-    def infer(self, window):
-        if self.ran == self.at:
-            raise KeyboardInterrupt
-        self.ran += 1
-        self._rng = np.random.default_rng(window.id)
-        return super().infer(window)
-
-
 def run(bag, rig, output, *assignments, at=-1, **options):
     config = load_config(None, [*QUICK, *SENSORS, *assignments])
     given = {"global_pose": POSES, **options}
     with contextlib.suppress(KeyboardInterrupt):
-        replay(ReplayOptions(bag, output, report=False, **given), config, Interrupted(rig, at))
+        replay(
+            ReplayOptions(bag, output, report=False, **given), config, InterruptedTruth(rig, at)
+        )
     report = output / "report.json"
     return json.loads(report.read_text())["counts"] if report.exists() else None
 
