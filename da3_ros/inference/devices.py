@@ -48,6 +48,8 @@ NO_MEMORY_MPS = (
 PROBED_TOKENS = 4096  # size of the attention probe: its scores take 64 MiB in fp32
 ALLOCATOR = "expandable_segments:True"  # of PyTorch, on CUDA
 BF16 = ("amx_tile", "avx512_bf16")  # CPU features that multiply bfloat16
+# Memory of activations on a CPU, with that inside kernels, over what is predicted without.
+KERNEL_SPACE, HALF_SPACE, ENGINE_SPACE = 1.4, 2.2, 1.15
 BF16_PAYS = 1.25  # least speed-up over fp32 for which bfloat16 is used
 _threads_set = False
 
@@ -144,6 +146,11 @@ class Device:
     def wait(self) -> None:
         """Wait until all work that was queued on the device is done."""
 
+    def work_space(self, dtype: torch.dtype, backend: str) -> float:
+        """Returns the memory of activations with that inside kernels, over what is predicted
+        without; 1: about the same."""
+        return 1.0
+
     def context(self) -> int:
         """Memory of driver and libraries outside the allocator."""
         return 0
@@ -200,6 +207,12 @@ class Cpu(Device):
     def release(self) -> None:
         """Return what was freed, as of fp32 weights after their conversion, to the system."""
         trim_heap()
+
+    def work_space(self, dtype: torch.dtype, backend: str) -> float:
+        # By bench_memory.py with AMX, where oneDNN reorders 16-bit tensors; less without.
+        if backend != "torch":
+            return ENGINE_SPACE
+        return HALF_SPACE if dtype.itemsize == 2 else KERNEL_SPACE
 
     def name(self) -> str:
         return f"cpu, {torch.get_num_threads()} threads"

@@ -381,13 +381,14 @@ def _plan(device: Device, request: Request, choice: _Settings, budget: int, fact
     width, height = _size(request, choice.process_res)
     needed = predict(request, choice.window, (height, width), choice.precision, choice.chunks)
     companion, new = request.companion, min(request.new, choice.window - 1)
-    weights, activations = needed.weights, round(needed.activations * factor)
+    more = factor * device.work_space(choice.precision, "torch")
+    weights, activations = needed.weights, round(needed.activations * more)
     if choice.backend != "torch":
         # Beside the network in PyTorch, which runs until the engine is ready, and if it fails.
         engine = _engine(request, choice)
         weights += engine.weights
         # Its formula was fitted to measurements: only more than predicted counts.
-        more = max(1.0, factor / UNMEASURED)
+        more = max(1.0, factor / UNMEASURED) * device.work_space(choice.precision, choice.backend)
         activations = max(activations, round(engine.activations * more))
     return Plan(
         model=request.model,
@@ -403,7 +404,7 @@ def _plan(device: Device, request: Request, choice: _Settings, budget: int, fact
         budget=budget,
         weights=weights,
         prefix=needed.prefix * request.streams * kept_views(choice.window, new) // choice.window,
-        activations=max(activations, _companion_activations(companion, height, width)),
+        activations=max(activations, _companion_activations(device, companion, height, width)),
         fixed=SLACK
         + device.context()
         + (companion.weights if companion else 0)
@@ -443,12 +444,15 @@ def predict(
     return footprint(shape)
 
 
-def _companion_activations(companion: CompanionModel | None, height: int, width: int) -> int:
+def _companion_activations(
+    device: Device, companion: CompanionModel | None, height: int, width: int
+) -> int:
     """Activation bytes of the companion for one frame; it never runs at the same time."""
     if companion is None:
         return 0
     shape = Shape(companion.model, 1, 1, height, width, companion.precision, SMALLEST)
-    return round(UNMEASURED * footprint(shape).activations)
+    more = UNMEASURED * device.work_space(companion.precision, "torch")
+    return round(more * footprint(shape).activations)
 
 
 def _reductions(request: Request, choice: _Settings) -> tuple[str, ...]:

@@ -545,3 +545,40 @@ def test_plans_for_a_gpu_that_is_not_here(tmp_path):
     assert many_small["views"] == many_small["new"] == 300
     assert usual["runs"] == "8 x 504x378 bfloat16"
     assert 1 < usual["predicted_gib"] < 2
+
+
+def test_planned_memory_stands_beside_measured(tmp_path):
+    report, _ = run(
+        "bench_memory.py", "--models", "da3-tiny", "--sizes", "84x56", "--views", "3",
+        "--backends", "torch", "--precisions", "off", "bfloat16", tmp_path=tmp_path,
+    )  # fmt: skip
+    rows = report["rows"]
+    assert [(row["backend"], row["precision"]) for row in rows] == [
+        ("torch", "float32"), ("torch", "bfloat16")
+    ]  # fmt: skip
+    for row in rows:
+        assert (row["size"], row["views"]) == ("84x56", 3)
+        assert row["measured_mib"] > 5, "its weights alone are more"
+        ratio = row["predicted_mib"] / row["measured_mib"]
+        assert row["predicted_to_measured"] == pytest.approx(ratio)
+
+
+def test_backends_take_turns(tmp_path):
+    pytest.importorskip("openvino")
+    pytest.importorskip("depth_anything_3")
+    report, _ = run(
+        "bench_backends.py", "--models", "da3-tiny", "--sizes", "84x56", "--views", "3",
+        "--repeats", "2", tmp_path=tmp_path,
+    )  # fmt: skip
+    rows = {row["variant"]: row for row in report["rows"]}
+    assert list(rows) == [
+        "reference float32, whole window", "torch float32", "torch bfloat16", "torch int8",
+        "openvino float32", "openvino bfloat16",
+    ]  # fmt: skip
+    base, reference = rows["torch float32"], rows["reference float32, whole window"]
+    assert base["times_torch_fp32"] == reference["times_reference"] == 1
+    for row in rows.values():
+        assert 0 < row["min_s"] <= row["median_s"]
+        for name, other in (("times_torch_fp32", base), ("times_reference", reference)):
+            assert row[name] == pytest.approx(other["median_s"] / row["median_s"])
+    assert all(row["first_window_s"] > row["min_s"] for row in rows.values() if row != reference)

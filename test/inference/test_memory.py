@@ -218,7 +218,7 @@ def test_16_bits_that_a_budget_forced_end_with_it(monkeypatch):
         session.memory.set_budget(share * plenty.predicted / GIB)
         if session.loaded.precision == torch.bfloat16:
             break
-    assert session.memory.plan.reduced == ("precision bfloat16",)
+    assert session.memory.plan.reduced[0] == "precision bfloat16"
     session.memory.set_budget(0)
     assert session.loaded.precision == torch.float32
     close(session.infer(window(views(2))), expected)
@@ -403,7 +403,7 @@ def test_16_bits_for_one_camera_are_for_all_while_needed(loads):
     assert len(loads) <= 1
     assert len({id(plan) for plan in plans[2:]}) == 2
     for plan in plans[2:]:
-        assert plan.reduced == ("precision bfloat16",)
+        assert plan.reduced[0] == "precision bfloat16"
         assert plan.predicted <= session.memory.budget
     assert session.loaded.precision == torch.bfloat16
 
