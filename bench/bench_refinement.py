@@ -5,6 +5,7 @@
     python bench/bench_refinement.py drift --frames 500 --out FILE
     python bench/bench_refinement.py recordings --data DIR --runs 20 --out FILE
     python bench/bench_refinement.py focal --data DIR --out FILE
+    python bench/bench_refinement.py lens --out FILE
     python bench/bench_refinement.py faults --out FILE
     python bench/bench_refinement.py detectors --data DIR --out FILE
     python bench/bench_refinement.py cost --out FILE
@@ -17,6 +18,7 @@ drift: exact windows with noise that is common to neighbouring pixels and grows 
 recordings: kitti_stereo_10 and redkitchen_24 in DIR, with their depth and poses plus noise as the
 network, and with da3-tiny.
 focal: without camera_info, errors of the focal length and whether tracks determine it.
+lens: camera_infos that do not fit the images, with and without the correction by keyframes.
 faults: images or matches with a fault; "worse" names errors that grow by more than 5 % and 5 mm,
 0.05 degrees or 0.005 of scale.
 detectors: right matches, their spread over the image, and milliseconds on one thread. In rooms a
@@ -44,6 +46,7 @@ import numpy as np
 import refinement_detectors
 import refinement_faults
 import refinement_focal
+import refinement_lens
 import refinement_recordings
 import results_file
 from refinement_runs import (
@@ -74,6 +77,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "drift": {"frames": 500, "runs": 3, "size": (252, 196), "walks": MOVING},
     "recordings": {"runs": 20},
     "focal": {"rooms": 3},
+    "lens": {"rooms": 3, "walks": MOVING},
     "faults": {"rooms": 3, "walks": MOVING},
     "detectors": {"rooms": 3, "frames": 12},
     "cost": {},
@@ -242,6 +246,7 @@ TABLES = {
     "drift": (drift_rows, None),
     "recordings": (refinement_recordings.rows, refinement_recordings.table),
     "focal": (refinement_focal.rows, refinement_focal.table),
+    "lens": (refinement_lens.rows, refinement_lens.table),
     "faults": (refinement_faults.rows, refinement_faults.table),
     "detectors": (refinement_detectors.rows, refinement_detectors.table),
     "cost": (cost_rows, None),

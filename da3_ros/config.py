@@ -347,6 +347,12 @@ class RefinementConfig:
         "whether the keyframes of the map are adjusted together, by features that those nearby "
         "have in common: every few keyframes, after a loop, and at the end of a recording",
     )
+    lens: bool = option(
+        True,
+        "whether a camera_info is corrected that does not fit the images: focal length, principal "
+        "point and radial distortion are then those that the keyframes of the map show; needs "
+        "refinement.map",
+    )
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,7 @@ class PreparedImage:
     # (parameter `mask`); None: all
     valid: NDArray[np.bool_] | None
     full_valid: NDArray[np.bool_] | None = None  # [H, W] the same for ``full``
+    lenses: int = 0  # calibrations that tracks had corrected until then
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,10 +11,11 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from da3_ros.geometry.lens import Lens
 from da3_ros.geometry.poses import between, mean_rotation
 from da3_ros.geometry.similarity import IDENTITY, Similarity, orthonormal
 from da3_ros.mapping.following import correction_to
@@ -25,6 +26,7 @@ from da3_ros.mapping.pose_graph import Edge
 from da3_ros.mapping.submaps import relative_pose
 from da3_ros.refinement.bundle import NETWORK, Metre, PosePriors
 from da3_ros.refinement.features import Features
+from da3_ros.refinement.lens_calibration import FEWEST_VIEWS, LensEstimate, measured_lens
 from da3_ros.refinement.map_bundle import AdjustedMap, MapMatches, MapView, adjusted_map
 from da3_ros.refinement.measured_poses import UNKNOWN_METRE
 from da3_ros.refinement.tracked_view import MeasuredPose, TrackedView
@@ -40,6 +42,10 @@ FEWEST = 3  # keyframes that are adjusted, and that hold them
 AROUND = 6  # keyframes that show by how much lengths of a submap change, at least
 LEAST_SPREAD = 0.05  # of their positions over depth
 MAX_SCALE = 3.0  # factor on lengths of a submap; more is a fault
+# Keyframes of a camera with which its calibration is checked: so many times those of the last
+# check, and at most.
+MORE, MOST_CHECKED = 1.5, 60
+MOST_LENSES = 3  # corrections of a camera
 REPORTED = 10  # failures that are logged; all are counted
 
 
@@ -56,6 +62,11 @@ class _MapKeyframe:
     own_K: bool  # whether its camera has no calibration
     measured: MeasuredPose
     submap: int  # when it was new
+
+    def seen_by(self, lens: Lens) -> _MapKeyframe:
+        """Returns the keyframe as if its lens were a pinhole camera, with K of that."""
+        features = replace(self.features, pixel=lens.undistorted(self.K, self.features.pixel))
+        return replace(self, features=features, K=lens.K(self.K))
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +96,14 @@ class _AdjustmentJob:
     by_depth: bool  # whether depths stay as they are on average, or distances
     metre: Metre = UNKNOWN_METRE  # by the rig, as windows know it
     chain: int = 0  # of the newest view
+    # By camera, keyframes that show whether its calibration is right.
+    checked: dict[str, list[MapView]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class _JobResult:
+    map: AdjustedMap | None
+    lenses: dict[str, LensEstimate]  # by camera, where its calibration is wrong
 
 
 class MapAdjustment(MapListener):
@@ -93,7 +112,11 @@ class MapAdjustment(MapListener):
     def __init__(self, table: MapTable, counters: Counter[str]) -> None:
         self._table, self._counters = table, counters
         self.waits = True  # for each job, so that a recording always gives the same map
+        self.checks_lenses = True  # whether calibrations are checked
         self._thread: ThreadPoolExecutor | None = None
+        self._check: dict[str, int] = {}  # by camera, keyframes of the next check
+        self._corrected: Counter[str] = Counter()  # by camera
+        self._found: dict[str, LensEstimate] = {}  # by camera; not taken over yet
         table.listeners.append(self)
         self.begin(0)
 
@@ -114,7 +137,7 @@ class MapAdjustment(MapListener):
         self._new = 0  # keyframes since the last adjustment
         self._fresh = False  # whether there was a frame since then
         self._chain = 0  # of the newest view
-        self._running: tuple[_AdjustmentJob, Future[AdjustedMap | None]] | None = None
+        self._running: tuple[_AdjustmentJob, Future[_JobResult]] | None = None
 
     def _drop(self, count: int) -> None:
         """Forgets the oldest keyframes."""
@@ -161,6 +184,22 @@ class MapAdjustment(MapListener):
         known = {k.id for k in self._keyframes[-len(self._newest) :]}
         return _are_one_frameset(other, keyframe) and other.id not in known
 
+    def take_lenses(self) -> dict[str, LensEstimate]:
+        """Returns the lenses of cameras whose calibration is wrong, once."""
+        found, self._found = self._found, {}
+        return found
+
+    def correct(self, camera: str, lens: Lens) -> None:
+        """Takes over the lens of a camera, by which later views will be rectified."""
+        self._keyframes = [k.seen_by(lens) if k.camera == camera else k for k in self._keyframes]
+        if camera in self._newest:
+            id = self._newest[camera].id
+            own = (k for k in self._keyframes if k.id == id)
+            self._newest[camera] = next(own, None) or self._newest[camera].seen_by(lens)
+        self._corrected[camera] += 1
+        self._check.pop(camera, None)
+        self._all = True
+
     def end_window(
         self, loops: Sequence[Edge], *, rigid: bool, by_depth: bool, ends: bool = False,
         metre: Metre = UNKNOWN_METRE, chain: int = 0,
@@ -193,6 +232,7 @@ class MapAdjustment(MapListener):
         table = self._table
         every = {k.id: k for k in (*self._keyframes, *self._newest.values())}
         self._matches.keep(every)
+        checked = self._to_check()
         keyframes = [every[id] for id in sorted(every)]
         rows = table.path.rows_of([(k.stamp_ns, k.camera) for k in keyframes])
         newest = table.submaps[max(table.submaps)]
@@ -202,18 +242,16 @@ class MapAdjustment(MapListener):
         placed = [(k, row) for k, row in zip(keyframes, rows, strict=True)
                   if row is not None and row[0] in movable]  # fmt: skip
         older = len(placed) > most or self._dropped >= min(movable)
+        by_camera = {
+            camera: [self._view(k, *at) for k, at in placed if k.camera == camera]
+            for camera in checked
+        }
         placed = placed[-most:]
         if len(placed) < FEWEST:
             return None
-        views, submaps, stamps = [], [], []
-        for k, (submap, T) in placed:
-            S = table.T_local_submap(submap)
-            views.append(MapView(
-                k.id, k.camera, k.features, self._newest[k.camera].K if k.own_K else k.K,
-                S.pose(T), math.log(S.scale) + k.log_depth, k.own_K, k.measured,
-            ))  # fmt: skip
-            submaps.append(submap)
-            stamps.append(k.stamp_ns)
+        views = [self._view(k, submap, T) for k, (submap, T) in placed]
+        submaps = [submap for _, (submap, _) in placed]
+        stamps = [k.stamp_ns for k, _ in placed]
         oldest = min(submaps)
         held = []
         if older or min(movable) < oldest:
@@ -225,11 +263,33 @@ class MapAdjustment(MapListener):
             {id: s.T_map_submap for id, s in table.submaps.items()}, sorted(movable),
             table.T_map_local, table.corrections, held,
             _loop_priors(views, submaps, loops, at), rigid=False, by_depth=True,
+            checked={camera: own[-MOST_CHECKED:] for camera, own in by_camera.items()},
         )  # fmt: skip
+
+    def _view(self, k: _MapKeyframe, submap: int, T_submap_camera: Array) -> MapView:
+        S = self._table.T_local_submap(submap)
+        return MapView(
+            k.id, k.camera, k.features, self._newest[k.camera].K if k.own_K else k.K,
+            S.pose(T_submap_camera), math.log(S.scale) + k.log_depth, k.own_K, k.measured,
+        )  # fmt: skip
+
+    def _to_check(self) -> list[str]:
+        """Returns the cameras whose calibration is checked now: from time to time, while there
+        are more and more keyframes."""
+        if not self.checks_lenses:
+            return []
+        counts = Counter(k.camera for k in self._keyframes if not k.own_K)
+        due = [
+            camera for camera, count in sorted(counts.items())
+            if count >= self._check.get(camera, FEWEST_VIEWS) <= MOST_CHECKED
+            and self._corrected[camera] < MOST_LENSES
+        ]  # fmt: skip
+        self._check |= {camera: math.ceil(MORE * counts[camera]) for camera in due}
+        return due
 
     def _start(self, job: _AdjustmentJob) -> None:
         if self.waits:
-            done = Future[AdjustedMap | None]()
+            done = Future[_JobResult]()
             done.set_result(self._run(job))
             self._running = job, done
             return
@@ -237,27 +297,35 @@ class MapAdjustment(MapListener):
             self._thread = ThreadPoolExecutor(1, "da3-map")
         self._running = job, self._thread.submit(self._run, job)
 
-    def _run(self, job: _AdjustmentJob) -> AdjustedMap | None:
+    def _run(self, job: _AdjustmentJob) -> _JobResult:
         try:
+            lenses = {}
+            for camera, views in job.checked.items():
+                job.matches.extend(views)
+                found = measured_lens(views, job.matches)
+                if found is not None:
+                    lenses[camera] = found
             job.matches.extend(job.views)
-            return adjusted_map(
+            done = adjusted_map(
                 job.views, job.matches, job.loops, job.held, by_depth=job.by_depth,
                 metre=job.metre,
             )  # fmt: skip
+            return _JobResult(done, lenses)
         except Exception as error:  # the map stays as it is
             self._counters["map_adjustments_failed"] += 1
             if self._counters["map_adjustments_failed"] <= REPORTED:
                 log.error(
                     "the map is not adjusted: %s: %s", type(error).__name__, error, exc_info=error
                 )
-            return None
+            return _JobResult(None, {})
 
     def _collect(self, chain: int, *, wait: bool = False) -> Adjustment | None:
         wait |= self.waits
         if self._running is None or not (wait or self._running[1].done()):
             return None
         (job, future), self._running = self._running, None
-        done = future.result()
+        self._found |= future.result().lenses
+        done = future.result().map
         if done is None:
             self._counters["map_adjustments_refused"] += 1
             return None

@@ -95,6 +95,8 @@ class Pipeline:
         yield from self._steps.flush()
         self.scene_map.close_loop(wait=True)
         self.scene_map.adjust(self.refinement.metre, self.odometry.chain, ends=True)
+        if self._steps.take_lenses():
+            self.scene_map.adjust(self.refinement.metre, self.odometry.chain, ends=True)
         self.scene_map.finish_depth()
 
     def prepare(self, frame: Frame) -> Frame:
@@ -107,7 +109,7 @@ class Pipeline:
 
     def begin(self, frame: Frame) -> None:
         """Starts computing a prepared frame that will be pushed next; only saves time."""
-        if frame.ready is not None and frame.ready.rule == self.builder.rule:
+        if frame.ready is not None and self.builder.fits(frame.ready):
             self.session.prefetch(frame.ready.image)
             self._steps.begin(frame.ready)
 

@@ -14,10 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from da3_ros.config import PipelineConfig
+from da3_ros.geometry.lens import Lens
 from da3_ros.inference.interfaces import Session
 from da3_ros.inference.preprocess import resize_for_network
 from da3_ros.mapping.resizing import Cut
-from da3_ros.sensors.calibration import CalibrationError, calibration_key
+from da3_ros.sensors.calibration import CalibrationError, calibration_key, image_size
+from da3_ros.sensors.calibration_check import check_calibration
+from da3_ros.sensors.corrected_calibration import corrected_calibration
 from da3_ros.sensors.ego_mask import EgoMask
 from da3_ros.sensors.image_check import ImageCheck, covered_pixels
 from da3_ros.sensors.rectifier import Rectifier
@@ -38,6 +41,14 @@ class PreparedView:
     suspect: str = ""  # why it may show too little; empty: it shows enough
     calibration: Calibration | None = None  # as in Frame
     rectified: bool = False  # as in Frame
+
+
+@dataclass(frozen=True, eq=False)
+class CorrectedCalibration:
+    """A calibration that replaces the stated one of a camera."""
+
+    stated: tuple[object, ...]  # the key of the one that it replaces, and whether it was rectified
+    calibration: Calibration
 
 
 @dataclass(frozen=True)
@@ -63,6 +74,9 @@ class WindowBuilder:
         self._last_stamp: dict[str, int] = {}  # newest stamp of each camera, ns
         self._pending: list[list[PreparedView]] = []  # waiting views, per frameset
         self._uncalibrated: dict[str, tuple[int, ...]] = {}  # cameras, and shapes of their images
+        # By camera, and how many there were; never changed in place: other threads read it.
+        self._lenses: tuple[dict[str, CorrectedCalibration], int] = {}, 0
+        self._stated: dict[str, tuple[Calibration, bool]] = {}  # by camera, as of its last frame
         self._next_view = 0
         self._next_frameset = 0
         self._image_size: tuple[int, int] | None = None  # (width, height) of camera images
@@ -137,9 +151,32 @@ class WindowBuilder:
         An unusable frame is returned unchanged: ``views`` reports the cause.
         """
         try:
-            return dataclasses.replace(frame, ready=self._prepare(frame, self.rule))
+            return dataclasses.replace(frame, ready=self._prepared(frame))
         except (CalibrationError, ValueError):
             return frame
+
+    def _prepared(self, frame: Frame) -> PreparedImage:
+        lenses, number = self._lenses
+        ready = self._prepare(_with_lens(frame, lenses), self.rule)
+        return dataclasses.replace(ready, lenses=number)
+
+    def correct(self, camera: str, lens: Lens) -> bool:
+        """Rectifies all later frames of a camera by what its images show: that rectified ones
+        were taken by ``lens``. Returns False, and changes nothing, if no calibration says so.
+        """
+        if camera not in self._stated:
+            return False
+        calibration, rectified = self._stated[camera]
+        lenses, number = self._lenses
+        key = _calibration_of(calibration, rectified)
+        known = lenses.get(camera)
+        if known is not None and known.stated == key:
+            calibration, rectified = known.calibration, False
+        found = corrected_calibration(calibration, lens, rectified=rectified)
+        if found is None or not _is_usable(found):
+            return False
+        self._lenses = lenses | {camera: CorrectedCalibration(key, found)}, number + 1
+        return True
 
     def plan_for(self, frames: Sequence[Frame], session: Session) -> None:
         """Updates the memory plan for the image size of the camera that determined the format."""
@@ -206,10 +243,13 @@ class WindowBuilder:
         return taken
 
     def _view(self, frame: Frame) -> PreparedView | None:
+        if frame.calibration is not None:
+            self._stated[frame.camera] = frame.calibration, frame.rectified
+        frame = _with_lens(frame, self._lenses[0])
         try:
             ready = frame.ready
-            if ready is None or ready.rule != self.rule:  # the plan has changed
-                ready = self._prepare(frame, self.rule)
+            if ready is None or not self.fits(ready):
+                ready = self._prepared(frame)
         except (CalibrationError, ValueError) as error:
             self.counters["dropped_bad_input"] += 1
             log.warning("frame %d of %s dropped: %s", frame.stamp_ns, frame.frame_id, error)
@@ -248,6 +288,10 @@ class WindowBuilder:
             prepared = dataclasses.replace(prepared, view=view, full_valid=full)
         return dataclasses.replace(prepared, blind=verdict.blind, suspect=verdict.suspect)
 
+    def fits(self, ready: PreparedImage) -> bool:
+        """Whether an image was prepared by the present plan and calibration."""
+        return ready.rule == self.rule and ready.lenses == self._lenses[1]
+
     def _has_format(self, view: View) -> bool:
         assert self.image_format is not None
         if view.image.shape == self.image_format.shape:
@@ -261,6 +305,28 @@ class WindowBuilder:
             self.image_format.shape[1::-1],
         )  # fmt: skip
         return False
+
+
+def _with_lens(frame: Frame, lenses: dict[str, CorrectedCalibration]) -> Frame:
+    """Returns a frame with the calibration that replaces its own, if there is one."""
+    known = lenses.get(frame.camera)
+    if known is None or frame.calibration is None:
+        return frame
+    if known.stated != _calibration_of(frame.calibration, frame.rectified):
+        return frame
+    return dataclasses.replace(frame, calibration=known.calibration, rectified=False)
+
+
+def _is_usable(calibration: Calibration) -> bool:
+    try:
+        check_calibration(calibration, image_size(calibration))
+    except CalibrationError:
+        return False
+    return True
+
+
+def _calibration_of(calibration: Calibration, rectified: bool) -> tuple[object, ...]:
+    return *calibration_key(calibration), rectified
 
 
 def _asked_rule(config: PipelineConfig) -> ResizeRule:

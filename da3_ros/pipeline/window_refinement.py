@@ -22,6 +22,7 @@ from da3_ros.mapping.map_table import MapTable
 from da3_ros.pipeline.window_builder import PreparedView
 from da3_ros.pipeline.window_odometry import WindowOdometry
 from da3_ros.refinement.bundle import Metre
+from da3_ros.refinement.lens_calibration import LensEstimate
 from da3_ros.refinement.loop_check import (
     joined_by_tracks,
     refined_loop,
@@ -66,6 +67,7 @@ class WindowRefinement:
         self.skipped = False  # whether there was no time to look for tracks in it
         self._expected = False  # whether the next window is refined, as the newest one was
         self._calibrated: dict[str, bool] = {}  # by camera: whether it has a camera_info
+        self.lenses: dict[str, list[LensEstimate]] = {}  # corrections of camera_infos, by camera
 
     def skip_when_late(self) -> None:
         """From now on, windows pass as they are while refinement takes more than
@@ -169,13 +171,33 @@ class WindowRefinement:
                 self.refiner.guessed.note_size(prepared.view, prepared.full.shape)
         return self.refiner.calibrated(window, estimate)
 
+    def correct(self, camera: str, found: LensEstimate) -> None:
+        """Takes over the lens of a camera whose camera_info does not fit its images; later views
+        will be rectified by it."""
+        self.lenses.setdefault(camera, []).append(found)
+        self.refiner.calibration.correct(camera, found.lens)
+        self.counters["lenses_corrected"] += 1
+        log.warning(
+            "the camera_info of camera %s does not fit its images: %s, by %d keyframes; their "
+            "reprojection error falls from %.2f to %.2f px. It is corrected from here on: "
+            "calibrate the camera again (refinement.lens: false keeps the camera_info)",
+            camera or "(the only one)", described(found), found.views, found.error_before_px,
+            found.error_px,
+        )  # fmt: skip
+
     @property
     def focal_sources(self) -> dict[str, str]:
-        """Where the focal length of each camera is from: camera_info, tracks or network."""
+        """Where the focal length of each camera is from: camera_info, corrected (camera_info with
+        the lens that keyframes show), tracks or network."""
         return {
-            camera: "camera_info" if known else self.refiner.calibration.source(camera)
+            camera: self._source(camera, known)
             for camera, known in sorted(self._calibrated.items())
         }
+
+    def _source(self, camera: str, known: bool) -> str:
+        if not known:
+            return self.refiner.calibration.source(camera)
+        return "corrected" if camera in self.lenses else "camera_info"
 
     @property
     def tracks(self) -> TrackSupport:
@@ -290,6 +312,16 @@ class WindowRefinement:
         ids = sorted(table.shared)
         T, units = table.poses(ids)
         return dict(zip(ids, zip(T, units.tolist(), strict=True), strict=True))
+
+
+def described(found: LensEstimate) -> str:
+    """Returns what a lens is beside the camera_info, in words."""
+    lens = found.lens
+    return (
+        f"focal length {100 * math.expm1(lens.focal):+.1f} % (standard deviation "
+        f"{100 * found.focal_sigma:.1f} %), principal point {lens.centre_x:+.3f} and "
+        f"{lens.centre_y:+.3f} focal lengths, k1 {lens.k1:+.3f}, k2 {lens.k2:+.3f}"
+    )
 
 
 def chosen_limits(config: PipelineConfig) -> SolverLimits:

@@ -142,6 +142,18 @@ class WindowSteps(MapListener):
                 yield from frames  # to its end, so that the window is finished
             elif (frame := next(frames, None)) is not None:
                 yield frame
+        self.take_lenses()
+
+    def take_lenses(self) -> bool:
+        """Takes over what keyframes have shown of lenses whose camera_info is wrong; returns
+        whether there was any. No view may wait for a window: it is rectified already."""
+        taken = False
+        for camera, found in self.scene_map.adjustment.take_lenses().items():
+            if self.builder.correct(camera, found.lens):
+                self.scene_map.adjustment.correct(camera, found.lens)
+                self.refinement.correct(camera, found)
+                taken = True
+        return taken
 
     def _run_window(self, new: list[PreparedView], *, closed: bool) -> Iterator[TrackedFrame]:
         """Runs a window of views that show something, and yields their frames.

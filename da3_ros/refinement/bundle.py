@@ -19,6 +19,7 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 from scipy.spatial.transform import Rotation
 
+from da3_ros.geometry.lens import CENTRE_X, CENTRE_Y, FOCAL, K1, K2, with_lens
 from da3_ros.types import Array
 
 # Measured relative poses of views: priors of a bundle, by network, robot, rig and gyro.
@@ -182,17 +183,19 @@ class Bundle:
     scale_prior: Array  # [V] expected log_scale
     scale_sigma: Array  # [V] its standard deviation
     poses: PosePriors = field(default_factory=PosePriors.none)
-    # Number of each view's camera if its focal length is unknown; -1: known.
-    focal: Array | None = None
-    focal_sigma: float = 0.05  # standard deviation of the logarithms of unknown focal lengths
+    # Number of each view's lens if that is not known exactly; -1: it is, as K says.
+    lens: Array | None = None
+    # Standard deviations of the errors of such lenses: of the first L of geometry.lens's five.
+    lens_sigma: tuple[float, ...] = (0.05,)
+    lens_start: Array | None = None  # [G, L] errors where the solution starts; None: zero
     # With it, positions of the rig's priors are in metres; without, in local.
     metre_prior: Metre | None = None
     log_metre: float = 0.0  # where the solution starts
 
     @property
-    def focal_count(self) -> int:
-        """Number G of unknown focal lengths."""
-        return 0 if self.focal is None else int(self.focal.max(initial=-1)) + 1
+    def lens_count(self) -> int:
+        """Number G of lenses that are not known exactly."""
+        return 0 if self.lens is None else int(self.lens.max(initial=-1)) + 1
 
     def typical_log_depth(self) -> Array:
         """Returns the logarithms [O] of the points' depths in the views that see them."""
@@ -209,11 +212,11 @@ class Adjusted:
     bundle: Bundle
     reprojection: Array  # [O] distances to the observed positions, pixels; inf: behind the camera
     depth_residual: Array  # [O] log depth less the view's scaled prediction; NaN: no depth
-    # [D, D] of the errors of free views, of focal lengths and of the metre, points eliminated
+    # [D, D] of the errors of free views, of lenses and of the metre, points eliminated
     information: Array
     cost: float
     steps: int
-    focal: Array  # [G] factors on the unknown focal lengths
+    lens: Array  # [G, L] errors of the lenses; ``bundle.K`` has those of FOCAL to CENTRE_Y
 
     def depth_sigma(self) -> float:
         """Returns the robust standard deviation of the depth residuals; NaN with few of them."""
@@ -228,7 +231,7 @@ class Adjusted:
 
     def by_held(self) -> Array:
         """Returns the derivatives [7 F, 7 H] of the free views' errors by those of the held ones,
-        where all focal lengths are known.
+        where all lenses are known.
 
         Raises LinAlgError if the observations do not determine them.
         """
@@ -242,7 +245,7 @@ class Adjusted:
     def by_network(self) -> Array:
         """Returns the derivatives [7 F, 7 F] of the free views' errors by those that depths and
         priors together ask for: zero where tracks alone determine a view, one where nothing else
-        does. All focal lengths are known.
+        does. All lenses are known.
 
         Raises LinAlgError if the observations do not determine the views.
         """
@@ -258,10 +261,17 @@ class Adjusted:
     def focal_sigma(self) -> Array:
         """Returns the standard deviations [G] of the logarithms of unknown focal lengths; inf if
         not determined."""
-        count = len(self.focal)
+        each = np.diagonal(self.lens_covariance(), axis1=1, axis2=2)
+        return np.asarray(np.sqrt(each[:, FOCAL]))
+
+    def lens_covariance(self) -> Array:
+        """Returns the covariances [G, L, L] of the errors of lenses; inf if not determined."""
+        count, size = self.lens.shape
         if self._inverse is None:
-            return np.full(count, np.inf)
-        return np.sqrt(np.diag(self._inverse)[self._size : self._size + count])
+            return np.full((count, size, size), np.inf)
+        first = self._size + size * np.arange(count)
+        blocks = [self._inverse[at : at + size, at : at + size] for at in first.tolist()]
+        return np.array(blocks).reshape(count, size, size)
 
     def metre(self) -> Metre | None:
         """Returns the metre that observations and priors have found; None: they do not."""
@@ -333,13 +343,15 @@ class _State:
     c: Array  # [V, 3]
     s: Array  # [V]
     X: Array  # [N, 3]
-    # [C] what is common to views, logarithms: factors on G unknown focal lengths, and the metre
-    # if rig priors are in it
+    # [C] what is common to views: L errors of each of G lenses, and the logarithm of the metre if
+    # rig priors are in it
     common: Array
 
     @staticmethod
     def of(b: Bundle) -> _State:
-        common = np.zeros(b.focal_count)
+        common = np.zeros(b.lens_count * len(b.lens_sigma))
+        if b.lens_start is not None:
+            common = b.lens_start.ravel()
         if b.metre_prior is not None:
             common = np.append(common, b.log_metre)
         T = b.T_local_camera
@@ -364,7 +376,7 @@ class _Rows:
     Jx: Array  # [O, 3, 3] by x
     JX: Array  # [O, 3, 3] by the point in local
     depth_root: Array  # [O] root of the weight of the depth
-    Jf: Array  # [O, 2] of column and row, by the logarithm of the focal length
+    Jl: Array | None  # [O, 3, L] by the errors of the lens; None: all are known
 
 
 @dataclass(frozen=True, eq=False)
@@ -402,8 +414,8 @@ class _Solver:
         self.view_starts = np.flatnonzero(np.diff(rows, prepend=-1))
         self.view_rows = rows[self.view_starts]
         self.order = order  # of ``mine``, by view
-        self.groups = bundle.focal_count
-        self.common = self.groups + (bundle.metre_prior is not None)
+        self.groups, self.errors = bundle.lens_count, len(bundle.lens_sigma)
+        self.common = self.groups * self.errors + (bundle.metre_prior is not None)
         self.size = SIZE * len(self.free) + self.common
 
     @functools.cached_property
@@ -434,14 +446,14 @@ class _Solver:
         x = np.einsum("oji,oj->oi", R, state.X[o.point] - state.c[o.view])
         front = x[:, 2] > 1e-6
         z = np.where(front, x[:, 2], 1.0)
-        fx, fy = K[:, 0, 0], K[:, 1, 1]
-        if self.groups:
-            assert b.focal is not None
-            group = b.focal[o.view]
-            factor = np.where(group >= 0, np.exp(state.common)[np.maximum(group, 0)], 1.0)
-            fx, fy = fx * factor, fy * factor
         a = x[:, :2] / z[:, None]
-        offset = np.stack((fx * a[:, 0] + K[:, 0, 2], fy * a[:, 1] + K[:, 1, 2]), 1) - o.pixel
+        fx, fy = K[:, 0, 0], K[:, 1, 1]
+        lens = None
+        if self.groups:
+            lens = _SeenThroughLens.of(a, K, self.lenses(state)[o.view])
+            offset = lens.pixel - o.pixel
+        else:
+            offset = np.stack((fx * a[:, 0] + K[:, 0, 2], fy * a[:, 1] + K[:, 1, 2]), 1) - o.pixel
         if self.across is not None:
             offset = (self.across @ offset[..., None])[..., 0]
         distance = np.where(front, np.linalg.norm(offset, axis=1), np.inf)
@@ -465,16 +477,34 @@ class _Solver:
         r[:, :2] = offset * root[:, None]
         r[:, 2] = d * np.sqrt(depth_weight)
         Jx = np.zeros((len(z), 3, 3))
-        Jx[:, 0, 0] = root * fx / z
-        Jx[:, 1, 1] = root * fy / z
-        Jx[:, 0, 2] = -root * fx * a[:, 0] / z
-        Jx[:, 1, 2] = -root * fy * a[:, 1] / z
+        if lens is None:
+            Jx[:, 0, 0] = root * fx / z
+            Jx[:, 1, 1] = root * fy / z
+            Jx[:, 0, 2] = -root * fx * a[:, 0] / z
+            Jx[:, 1, 2] = -root * fy * a[:, 1] / z
+        else:
+            Jx[:, :2, :2] = (root / z)[:, None, None] * lens.by_direction
+            Jx[:, :2, 2] = -(Jx[:, :2, :2] @ a[..., None])[..., 0]
         Jx[:, 2, 2] = depth_root / z
-        Jf = root[:, None] * np.stack((fx * a[:, 0], fy * a[:, 1]), 1)
+        Jl = None
+        if lens is not None:
+            Jl = np.zeros((len(z), 3, self.errors))
+            Jl[:, :2] = root[:, None, None] * lens.by_lens[..., : self.errors]
         if self.across is not None:
-            Jx[:, :2], Jf = self.across @ Jx[:, :2], (self.across @ Jf[..., None])[..., 0]
-        row = _Rows(x, r, Jx, Jx @ R.transpose(0, 2, 1), depth_root, Jf)
+            Jx[:, :2] = self.across @ Jx[:, :2]
+            if Jl is not None:
+                Jl[:, :2] = self.across @ Jl[:, :2]
+        row = _Rows(x, r, Jx, Jx @ R.transpose(0, 2, 1), depth_root, Jl)
         return self._normal_equations(state, row, cost, distance, depth_residual)
+
+    def lenses(self, state: _State) -> Array:
+        """Returns the errors [V, 5] of the views' lenses; 0 where a lens is known."""
+        b, count = self.b, self.groups * self.errors
+        assert b.lens is not None
+        own = state.common[:count].reshape(self.groups, self.errors)[np.maximum(b.lens, 0)]
+        out = np.zeros((len(b.lens), K2 + 1))
+        out[:, : self.errors] = np.where((b.lens >= 0)[:, None], own, 0.0)
+        return out
 
     def _normal_equations(
         self, state: _State, row: _Rows, cost: float, distance: Array, depth_residual: Array
@@ -503,35 +533,37 @@ class _Solver:
             H[part, part] = Hv[i]
         g[: SIZE * N] = gv.ravel()
         if self.groups:
-            cost += self._add_focal(state, row, Jv, H, g, Wc)
+            cost += self._add_lenses(state, row, Jv, H, g, Wc)
         cost += self._add_scale_priors(state, H, g)
         cost += self._add_pose_priors(state, H, g)
         return _Terms(cost, H, g, Hp, gp, W, Wc, distance, depth_residual)
 
-    def _add_focal(
+    def _add_lenses(
         self, state: _State, row: _Rows, Jv: Array, H: Array, g: Array, Wc: Array
     ) -> float:
-        """Adds the unknown focal lengths to the equations, in position; returns their cost."""
-        b, o = self.b, self.b.observations
-        residual = state.common[: self.groups] / b.focal_sigma
-        assert b.focal is not None
-        group = b.focal[o.view]
-        Jf = np.column_stack((row.Jf, np.zeros(len(group))))
-        at = self.by_view
+        """Adds the errors of lenses to the equations, in position; returns their cost."""
+        b, o, count = self.b, self.b.observations, self.errors
+        sigma = np.array(b.lens_sigma)
+        residual = state.common[: self.groups * count].reshape(self.groups, count) / sigma
+        assert b.lens is not None
+        assert row.Jl is not None
+        group = b.lens[o.view]
+        at, begin = self.by_view, SIZE * len(self.free)
+        columns = (self.view_rows[:, None] * SIZE + np.arange(SIZE)).ravel()
         for k in range(self.groups):
-            at_row = SIZE * len(self.free) + k
-            J = np.where((group == k)[:, None], Jf, 0.0)
-            H[at_row, at_row] += (J**2).sum() + 1 / b.focal_sigma**2
-            g[at_row] += (J * row.r).sum() + residual[k] / b.focal_sigma
-            by_point = np.einsum("oij,oi->oj", row.JX, J)
-            Wc[k, self.seen] = np.add.reduceat(by_point, self.starts)
+            own = slice(count * k, count * (k + 1))
+            rows = slice(begin + count * k, begin + count * (k + 1))
+            J = np.where((group == k)[:, None, None], row.Jl, 0.0)
+            H[rows, rows] += np.einsum("oil,oim->lm", J, J) + np.diag(1 / sigma**2)
+            g[rows] += np.einsum("oil,oi->l", J, row.r) + residual[k] / sigma
+            by_point = J.transpose(0, 2, 1) @ row.JX
+            Wc[own, self.seen] = np.add.reduceat(by_point, self.starts).transpose(1, 0, 2)
             if len(at):
-                cross = np.einsum("oij,oi->oj", Jv, J[at])
-                sums = np.add.reduceat(cross, self.view_starts).ravel()
-                columns = (self.view_rows[:, None] * SIZE + np.arange(SIZE)).ravel()
-                H[at_row, columns] += sums
-                H[columns, at_row] += sums
-        return float(residual @ residual)
+                cross = Jv.transpose(0, 2, 1) @ J[at]
+                sums = np.add.reduceat(cross, self.view_starts).reshape(-1, count)
+                H[columns, rows] += sums
+                H[rows, columns] += sums.T
+        return float((residual**2).sum())
 
     def _add_scale_priors(self, state: _State, H: Array, g: Array) -> float:
         b = self.b
@@ -664,23 +696,47 @@ class _Solver:
         T = np.tile(np.eye(4), (len(b.free), 1, 1))
         T[:, :3, :3], T[:, :3, 3] = state.R, state.c
         K, log_metre = b.K, b.log_metre
-        factors = np.exp(state.common)
         if self.groups:
-            assert b.focal is not None
-            K = K.copy()
-            factor = np.where(b.focal >= 0, factors[np.maximum(b.focal, 0)], 1.0)
-            K[:, 0, 0] *= factor
-            K[:, 1, 1] *= factor
+            K = with_lens(K, self.lenses(state))
         if b.metre_prior is not None:
             log_metre = float(state.common[-1])
         S, *_ = self.reduced(terms, 0.0)
         done = replace(
             b, T_local_camera=T, log_scale=state.s, points=state.X, K=K, log_metre=log_metre
         )
+        lens = state.common[: self.groups * self.errors].reshape(self.groups, self.errors)
         return Adjusted(
-            done, terms.distance, terms.depth_residual, S, terms.cost, steps,
-            factors[: self.groups],
+            done, terms.distance, terms.depth_residual, S, terms.cost, steps, lens
         )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class _SeenThroughLens:
+    """Where directions are in images whose lenses are not as K says."""
+
+    pixel: Array  # [O, 2]
+    by_direction: Array  # [O, 2, 2] derivatives of the pixel by the direction
+    by_lens: Array  # [O, 2, 5] derivatives of the pixel by the errors of the lens
+
+    @staticmethod
+    def of(a: Array, K: Array, lens: Array) -> _SeenThroughLens:
+        """a: [O, 2] directions (x/z, y/z). K: [O, 3, 3]. lens: [O, 5] errors of their lenses."""
+        stated = np.stack((K[:, 0, 0], K[:, 1, 1]), 1)
+        K = with_lens(K, lens)
+        f, centre = np.stack((K[:, 0, 0], K[:, 1, 1]), 1), K[:, :2, 2]
+        square = (a**2).sum(1)
+        bent = 1 + square * (lens[:, K1] + square * lens[:, K2])
+        seen = f * bent[:, None] * a
+        slope = 2 * lens[:, K1] + 4 * square * lens[:, K2]
+        by_direction = slope[:, None, None] * a[:, :, None] * a[:, None] + (
+            bent[:, None, None] * np.eye(2)
+        )
+        by_lens = np.zeros((len(a), 2, K2 + 1))
+        by_lens[:, :, FOCAL] = seen
+        by_lens[:, 0, CENTRE_X], by_lens[:, 1, CENTRE_Y] = stated.T
+        by_lens[:, :, K1] = f * square[:, None] * a
+        by_lens[:, :, K2] = square[:, None] * by_lens[:, :, K1]
+        return _SeenThroughLens(centre + seen, f[:, :, None] * by_direction, by_lens)
 
 
 BEHIND = 100.0  # cost of a point behind its camera

@@ -237,7 +237,7 @@ def joined_tracks(
     return sorted(long, key=lambda t: (-len(t), t))
 
 
-def _chosen(tracks: list[list[tuple[int, int]]], count: int) -> list[list[tuple[int, int]]]:
+def chosen(tracks: list[list[tuple[int, int]]], count: int) -> list[list[tuple[int, int]]]:
     """Returns the longest tracks, so that none of ``count`` views needs more than ``TRACKS``."""
     seen, out = np.zeros(count, int), []
     for track in tracks:
@@ -249,7 +249,7 @@ def _chosen(tracks: list[list[tuple[int, int]]], count: int) -> list[list[tuple[
 
 
 @dataclass(frozen=True, eq=False)
-class _Tracks:
+class Tracks:
     """Observations of tracks, sorted by track. O rows, N tracks."""
 
     view: Array  # [O]
@@ -259,12 +259,12 @@ class _Tracks:
     count: int
 
     @staticmethod
-    def of(views: Sequence[MapView], tracks: Sequence[list[tuple[int, int]]]) -> _Tracks:
+    def of(views: Sequence[MapView], tracks: Sequence[list[tuple[int, int]]]) -> Tracks:
         first = np.cumsum([0, *(len(v.features) for v in views)])
         rows = [(v, k, first[v] + f) for k, t in enumerate(tracks) for v, f in t]
         view, track, feature = np.array(rows, int).reshape(-1, 3).T
         pixel = np.concatenate([v.features.pixel for v in views])[feature]
-        return _Tracks(view, track, pixel, feature, len(tracks))
+        return Tracks(view, track, pixel, feature, len(tracks))
 
     def points(self, T: Array, K: Array) -> Array:
         """Returns the points [N, 3] in local nearest to the rays."""
@@ -306,9 +306,9 @@ def adjusted_map(
     """
     if len(views) < LEAST_VIEWS:
         return None
-    tracks = _chosen(joined_tracks(views, matches.of(views)), len(views))
-    judges = _Tracks.of(views, tracks[HELD_OUT // 2 :: HELD_OUT])
-    used = _Tracks.of(views, [t for k, t in enumerate(tracks) if k % HELD_OUT != HELD_OUT // 2])
+    tracks = chosen(joined_tracks(views, matches.of(views)), len(views))
+    judges = Tracks.of(views, tracks[HELD_OUT // 2 :: HELD_OUT])
+    used = Tracks.of(views, [t for k, t in enumerate(tracks) if k % HELD_OUT != HELD_OUT // 2])
     if used.count < CONNECTED or judges.count < 2:
         return None
     T0 = np.array([v.T_local_camera for v in views])
@@ -321,7 +321,7 @@ def adjusted_map(
     shows_metre = are_connected(
         [v.camera for v in views], [v.measured.frameset for v in views], used.view, used.track
     )
-    priors = PosePriors.joined([_loose(views), loops.indexed([v.id for v in views])])
+    priors = PosePriors.joined([loose_poses(views), loops.indexed([v.id for v in views])])
     T, pixel, use_rig = T0, MAX_PX, True
     for most, least in LIMITS:
         points = used.points(T, K)
@@ -331,8 +331,8 @@ def adjusted_map(
         if kept.sum() < 2 * CONNECTED:
             return None
         bundle = Bundle(
-            T, np.zeros(len(views)), K, points, free, _observations(used, kept, pixel),
-            np.zeros(len(views)), np.full(len(views), 0.01), priors, focal, FOCAL_SIGMA,
+            T, np.zeros(len(views)), K, points, free, observations(used, kept, pixel),
+            np.zeros(len(views)), np.full(len(views), 0.01), priors, focal, (FOCAL_SIGMA,),
         )  # fmt: skip
         solved = adjust(
             with_metre(bundle, known_metre) if use_rig else without_rig_positions(bundle), STEPS
@@ -347,7 +347,7 @@ def adjusted_map(
     seen = np.bincount(used.view[kept], minlength=len(views)) >= CONNECTED
     if not np.isfinite(T).all() or seen.sum() < LEAST_VIEWS:
         return None
-    before, after = (_typical_error(judges, t, k) for t, k in ((T0, K0), (T, K)))
+    before, after = (typical_error(judges, t, k) for t, k in ((T0, K0), (T, K)))
     if not after < WORSE * before + WORSE_PX:
         return None
     found = solved.metre() if shows_metre else None
@@ -382,7 +382,7 @@ def _length_sigma(solved: Adjusted) -> float:
     return solved.sigma_in_metres(by_views.ravel())
 
 
-def _typical_error(tracks: _Tracks, T: Array, K: Array) -> float:
+def typical_error(tracks: Tracks, T: Array, K: Array) -> float:
     """Returns the mean reprojection error, pixels, of the observations that fit best: others are
     wrong matches."""
     error = np.sort(tracks.errors(T, K, tracks.points(T, K)))
@@ -398,7 +398,8 @@ def _unknown_focal(views: Sequence[MapView]) -> Array | None:
     return np.array([names.index(v.camera) if v.guessed_K else -1 for v in views])
 
 
-def _observations(tracks: _Tracks, kept: Array, pixel: float) -> Observations:
+def observations(tracks: Tracks, kept: Array, pixel: float) -> Observations:
+    """Returns the observations of a mask [O], without depths. pixel: their standard deviation."""
     count = int(kept.sum())
     return Observations(
         tracks.view[kept], tracks.track[kept], tracks.pixel[kept], np.full(count, pixel),
@@ -406,9 +407,12 @@ def _observations(tracks: _Tracks, kept: Array, pixel: float) -> Observations:
     )  # fmt: skip
 
 
-def _loose(views: Sequence[MapView]) -> PosePriors:
+def loose_poses(views: Sequence[MapView], looser: float = 1.0) -> PosePriors:
     """Returns the present poses from view to view, with large standard deviations, and the known
-    ones of a rig's cameras."""
+    ones of a rig's cameras.
+
+    looser: factor on those deviations.
+    """
     T = np.array([v.T_local_camera for v in views])
     step = np.linalg.inv(T[:-1]) @ T[1:]
     depth = np.array([v.depth for v in views])
@@ -416,8 +420,8 @@ def _loose(views: Sequence[MapView]) -> PosePriors:
     depth = np.where(np.isfinite(depth), depth, np.median(known) if len(known) else 1.0)[:-1]
     length = np.linalg.norm(step[:, :3, 3], axis=1)
     index = np.arange(len(views))
-    rotation = np.full(len(step), LOOSE_ROTATION)
-    position = LOOSE_POSITION * length + LOOSE_DEPTH * depth
+    rotation = np.full(len(step), looser * LOOSE_ROTATION)
+    position = looser * (LOOSE_POSITION * length + LOOSE_DEPTH * depth)
     rigs = []
     for k, (a, b) in enumerate(itertools.pairwise(views)):
         if a.camera == b.camera or not is_one_frameset(a.measured, b.measured):
@@ -432,7 +436,7 @@ def _loose(views: Sequence[MapView]) -> PosePriors:
 
 
 def _depth_growth(
-    views: Sequence[MapView], tracks: _Tracks, kept: Array, T: Array, points: Array
+    views: Sequence[MapView], tracks: Tracks, kept: Array, T: Array, points: Array
 ) -> Array:
     """Returns the logarithms [V] of the depth of points over that of the views' features, median;
     NaN: unknown."""

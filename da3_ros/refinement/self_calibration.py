@@ -17,9 +17,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from da3_ros.geometry.lens import Lens
 from da3_ros.geometry.poses import spread
 from da3_ros.geometry.projection import resize_K
 from da3_ros.refinement.bundle import Adjusted, Bundle, PosePriors, adjust
+from da3_ros.refinement.edge_points import EdgePoints
 from da3_ros.refinement.sliding_graph import FEWEST_TRACKS, SlidingGraph, gather, is_sane
 from da3_ros.refinement.tracked_view import TrackedView
 from da3_ros.types import Array, Window, WindowEstimate
@@ -71,6 +73,25 @@ class SelfCalibration:
         # By camera: K [3, 3] by tracks, and the size (width, height) of its image.
         self.known: dict[str, tuple[Array, tuple[int, int]]] = {}
         self._windows, self._next = 0, FIRST
+        self._corrected: dict[str, Lens] = {}  # by camera; not in the graph yet
+
+    def correct(self, camera: str, lens: Lens) -> None:
+        """Notes the lens of a camera whose calibration is corrected in all later views."""
+        self._corrected[camera] = lens
+
+    def take_over(self, graph: SlidingGraph) -> bool:
+        """Brings a graph's views to corrected calibrations, before later views are added; returns
+        whether there was any. Their poses are as before: see ``resolved``."""
+        views = [v for v in graph.views.values() if v.camera in self._corrected]
+        for view in views:
+            lens = self._corrected[view.camera]
+            pixel = lens.undistorted(view.K, view.features.pixel)
+            view.features, view.K = replace(view.features, pixel=pixel), lens.K(view.K)
+            view.image, view.edges = None, EdgePoints.none()  # of the image as it was rectified
+        if views:
+            graph.points = graph.points.without_positions()
+        self._corrected = {}
+        return bool(views)
 
     def run(self, graph: SlidingGraph) -> LengthChange | None:
         """Tries to determine unknown focal lengths of a graph, every few windows.
@@ -151,7 +172,7 @@ def estimate(graph: SlidingGraph, views: Sequence[TrackedView]) -> FocalEstimate
     if gathered is None:
         return None
     pixel = 1.0
-    bundle = replace(gathered[1], focal=np.zeros(len(views), int), focal_sigma=PRIOR_SIGMA)
+    bundle = replace(gathered[1], lens=np.zeros(len(views), int), lens_sigma=(PRIOR_SIGMA,))
     done = adjust(_weighted(bundle, pixel), STEPS)
     for _ in range(2):
         pixel = max(MIN_PX, _noise_px(done))
@@ -205,11 +226,23 @@ def _change(graph: SlidingGraph, camera: str, factor: float) -> LengthChange | N
     for view in kept:
         if view.camera == camera:
             view.K = view.K * np.array([[factor, 1, 1], [1, factor, 1], [1, 1, 1]])
+    change = resolved(graph)
+    if change is None:
+        for view, K in zip(kept, before, strict=True):
+            view.K = K
+    return change
+
+
+def resolved(graph: SlidingGraph) -> LengthChange | None:
+    """Solves a graph's newest views for poses, depth scales and points anew, after a change of
+    their K; forgets the others.
+
+    Returns the factors on lengths in local. Returns None, and changes nothing, if that fails.
+    """
+    kept = list(graph.views.values())[-MOVED_VIEWS:]
     gathered = _bundle(graph, kept, 2 * TRACKS)
     solved = None if gathered is None else adjust(gathered[1], STEPS).bundle
     if gathered is None or solved is None or not is_sane(solved):
-        for view, K in zip(kept, before, strict=True):
-            view.K = K
         return None
     depth = float(np.exp(np.median(solved.log_scale - [v.log_scale for v in kept])))
     change = LengthChange(depth, _by_positions(kept, solved) or depth)

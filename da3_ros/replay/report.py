@@ -89,8 +89,8 @@ def _scale(scale: Scale) -> dict[str, Any]:
 
 
 def _refinement(scenes: dict[str, ReplayScene]) -> dict[str, Any]:
-    """Returns the number of refined windows, means over them, null without any, and where the
-    focal length of each camera is from."""
+    """Returns the number of refined windows, means over them, null without any, where the focal
+    length of each camera is from, and the corrections of camera_infos."""
     results = [scene.results for scene in scenes.values()]
     windows = sum(one.refined for one in results)
     sums = {
@@ -101,7 +101,12 @@ def _refinement(scenes: dict[str, ReplayScene]) -> dict[str, Any]:
     sources: dict[str, str] = {}
     for scene in scenes.values():
         sources |= scene.pipeline.refinement.focal_sources
-    return {"windows": windows} | means | {"focal_source": sources}
+    lenses = {
+        camera: [one.as_report() for one in found]
+        for scene in scenes.values()
+        for camera, found in sorted(scene.pipeline.refinement.lenses.items())
+    }
+    return {"windows": windows} | means | {"focal_source": sources, "lenses": lenses}
 
 
 def _loops(scenes: dict[str, ReplayScene]) -> dict[str, int]:

@@ -182,7 +182,14 @@ def _guessed_focal(e: Evidence) -> float:
     sources = e.run.report.value("refinement", "focal_source")
     if not isinstance(sources, dict) or not sources:
         return math.nan
-    return sum(source != "camera_info" for source in sources.values())
+    return sum(source not in ("camera_info", "corrected") for source in sources.values())
+
+
+def _corrected_lenses(e: Evidence) -> float:
+    sources = e.run.report.value("refinement", "focal_source")
+    if not isinstance(sources, dict) or not sources:
+        return math.nan
+    return sum(source == "corrected" for source in sources.values())
 
 
 def _focal_deviation(e: Evidence) -> float:
@@ -294,6 +301,10 @@ CHECKS = (
     Check("The focal length is a guess", "cameras without a usable camera_info", _guessed_focal, 0,
           "Calibrate the camera and publish its camera_info; beside the images of a folder, put "
           "camera_info.yaml.", *SYMPTOMS),
+    Check("The camera_info does not fit the images",
+          "cameras whose focal length or distortion was corrected by keyframes", _corrected_lenses,
+          0, "Calibrate the camera again: `lenses` in report.json says how far it is off.",
+          *SYMPTOMS),
     Check("The calibration may be wrong",
           "deviation of the network's focal length from the calibrated one", _focal_deviation, 0.3,
           "Check the camera_info: is it of this camera, at this resolution?", *SYMPTOMS,

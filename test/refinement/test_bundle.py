@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
+from da3_ros.geometry.lens import Lens
 from da3_ros.refinement import bundle as module
 from da3_ros.refinement.bundle import RIG, Metre, PosePriors, adjust
 from da3_ros.refinement.measured_poses import rig_prior
 from da3_ros.refinement.track_noise import PoseNoise
 
 
-def cost_at(solver, state, views, points, focal):
-    return solver.linearize(state.moved((views, points, focal), solver)).cost
+def cost_at(solver, state, views, points, common):
+    return solver.linearize(state.moved((views, points, common), solver)).cost
 
 
 def with_rig(bundle, T, metre=0.5, sigma=0.2, start=0.4):
@@ -33,26 +34,32 @@ def with_rig(bundle, T, metre=0.5, sigma=0.2, start=0.4):
 
 
 @pytest.mark.parametrize("rig", [False, True], ids=("no rig", "rig"))
-@pytest.mark.parametrize("unknown", [False, True], ids=("calibrated", "unknown focal length"))
-def test_derivatives_equal_finite_differences(made, unknown, rig):
-    """Of views, scales, focal length, metre and points, with all priors and robust weights."""
+@pytest.mark.parametrize(
+    "sigma", [(), (0.05,), (0.05, 0.02, 0.03, 0.1, 0.1)],
+    ids=("calibrated", "unknown focal length", "unknown lens"),
+)  # fmt: skip
+def test_derivatives_equal_finite_differences(made, sigma, rig):
+    """Of views, scales, lens, metre and points, with all priors and robust weights."""
     bundle, T, _ = made(start=0.05, views=4, points=30)
-    if unknown:
-        bundle = dataclasses.replace(bundle, focal=np.zeros(4, int), K=bundle.K * 1.0)
+    if sigma:
+        start = np.array([[0.02, 0.01, -0.02, -0.05, 0.03]])[:, : len(sigma)]
+        bundle = dataclasses.replace(
+            bundle, lens=np.array([0, -1, 0, 0]), lens_sigma=sigma, lens_start=start
+        )
     if rig:
         bundle = with_rig(bundle, T)
     solver, state = module._Solver(bundle), module._State.of(bundle)
     terms = solver.linearize(state)
-    frees, groups, step = 3, int(unknown) + int(rig), 1e-6
-    views, points, focal = np.zeros((frees, 7)), np.zeros_like(bundle.points), np.zeros(groups)
+    frees, common, step = 3, len(sigma) + int(rig), 1e-6
+    views, points, common = np.zeros((frees, 7)), np.zeros_like(bundle.points), np.zeros(common)
     for array, found in (
-        (views, terms.g[: 7 * frees]), (focal, terms.g[7 * frees :]), (points, terms.gp),
+        (views, terms.g[: 7 * frees]), (common, terms.g[7 * frees :]), (points, terms.gp),
     ):  # fmt: skip
         for at in np.ndindex(array.shape):
             array[at] = step
-            after = cost_at(solver, state, views, points, focal)
+            after = cost_at(solver, state, views, points, common)
             array[at] = -step
-            before = cost_at(solver, state, views, points, focal)
+            before = cost_at(solver, state, views, points, common)
             array[at] = 0.0
             slope = (after - before) / (4 * step)  # the gradient is that of half the cost
             assert found.reshape(array.shape)[at] == pytest.approx(slope, rel=1e-4, abs=2e-2)
@@ -70,14 +77,14 @@ def test_many_views_are_solved_as_few_are(made, monkeypatch, groups, rig):
     free = np.array([False, True, True, False, True, True])
     bundle = dataclasses.replace(
         bundle, free=free, observations=bundle.observations.where(kept),
-        focal=np.arange(6) % groups if groups else None,
+        lens=np.arange(6) % groups if groups else None,
     )  # fmt: skip
     found = []
     for most in (1000, 0):
         monkeypatch.setattr(module, "FEW", most)
         done = adjust(bundle, 6)
         found.append([done.bundle.T_local_camera, done.bundle.points, done.covariance()])
-        found[-1].append(done.focal if groups else done.by_held())
+        found[-1].append(done.lens if groups else done.by_held())
         found[-1].append(done.bundle.log_metre)
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-9)
@@ -182,8 +189,30 @@ def test_a_views_wrong_scale_is_found(made):
 def test_a_wrong_focal_length_is_found(made):
     bundle, _, _ = made(views=8, points=200, pixel=0.1, depth=0.02)
     K = bundle.K * np.array([[1.1, 1, 1], [1, 1.1, 1], [1, 1, 1]])
-    done = adjust(dataclasses.replace(bundle, K=K, focal=np.zeros(8, int)), 40)
+    done = adjust(dataclasses.replace(bundle, K=K, lens=np.zeros(8, int)), 40)
     assert done.bundle.K[:, 0, 0] == pytest.approx(500, rel=0.02)
+
+
+def test_a_wrong_lens_is_found_by_each_camera(made):
+    """Two cameras, of which one is as stated."""
+    bundle, T, X = made(views=12, points=300, pixel=0.0, depth=0.0, start=0.0)
+    true = Lens(0.03, 0.01, -0.01, -0.08, 0.02)
+    o, lens = bundle.observations, np.arange(12) % 2
+    x = np.einsum("oji,oj->oi", T[o.view, :3, :3], X[o.point] - T[o.view, :3, 3])
+    K = bundle.K[0]
+    shown = true.seen(x[:, :2] / x[:, 2:]) * np.diag(K)[:2] + K[:2, 2]
+    pixel = np.where((lens[o.view] == 1)[:, None], shown, o.pixel)
+    wrong = dataclasses.replace(
+        bundle, observations=dataclasses.replace(o, pixel=pixel, sigma=np.full(len(pixel), 0.02)),
+        lens=lens, lens_sigma=(0.05, 0.02, 0.02, 0.1, 0.1),
+    )  # fmt: skip
+    done = adjust(wrong, 40)
+    np.testing.assert_allclose(done.lens, [np.zeros(5), true.errors], atol=2e-3)
+    np.testing.assert_allclose(done.bundle.K[1], true.K(K), rtol=2e-3)
+    sigma = np.sqrt(np.diagonal(done.lens_covariance(), axis1=1, axis2=2))
+    assert sigma.shape == (2, 5)
+    assert (np.abs(done.lens - [np.zeros(5), true.errors]) < 4 * sigma).all()
+    np.testing.assert_allclose(done.focal_sigma(), sigma[:, 0])
 
 
 def test_views_without_observations_keep_their_motion(made):

@@ -1,0 +1,199 @@
+"""Checks stated calibrations by the tracks of a map's keyframes, and measures what they lack: a
+focal length that is some per cent off, a principal point, a distortion that nobody stated.
+
+Works on features and poses; no network, no images.
+
+A wrong lens can be made up for by wrong poses, so that a small reprojection error says little. An
+estimate counts only if tracks determine it, if both halves of the keyframes agree with it, and if
+tracks that only judge fit better with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from da3_ros.geometry.lens import FOCAL, KNOWN, Lens
+from da3_ros.refinement.bundle import Bundle, adjust
+from da3_ros.refinement.map_bundle import (
+    CONNECTED,
+    LIMITS,
+    MAX_PX,
+    MIN_PX,
+    RAYLEIGH,
+    STEPS,
+    MapMatches,
+    MapView,
+    Tracks,
+    chosen,
+    joined_tracks,
+    loose_poses,
+    observations,
+    typical_error,
+)
+from da3_ros.types import Array
+
+FEWEST_VIEWS = 12  # keyframes of an estimate
+HELD_OUT = 5  # one track of so many only judges
+# Standard deviations of the stated calibration: logarithm of the focal length; principal point, in
+# focal lengths; k1, k2.
+STATED = (0.05, 0.02, 0.02, 0.1, 0.1)
+LOOSER = 10.0  # than in an adjustment: poses were found with the calibration that is in doubt
+USUAL_PX = 0.2  # noise of a feature; what exceeds it does not average out
+FOCAL_SIGMA = 0.01  # largest standard deviation of the logarithm of a focal length that counts
+# Squared errors over variances from which on an estimate is no accident. Right calibrations of
+# rendered rooms reach 40, since the noise of tracks is not quite that of independent features.
+CERTAIN = 60.0
+LEAST_SHIFT = 0.002  # of pixels by the lens, RMS over the image's width, that is worth a change
+HALVES = 0.1  # of the same of half of the keyframes: largest share that the lens of all leaves
+BETTER = 0.98  # factor on the error of tracks that only judge
+FARTHEST = (0.25, 0.1, 0.1, 0.5, 0.5)  # errors beyond which it is no calibration of this camera
+
+
+@dataclass(frozen=True)
+class LensEstimate:
+    """A lens by the tracks of keyframes."""
+
+    lens: Lens
+    focal_sigma: float  # standard deviation of the logarithm of its focal length
+    error_px: float  # of tracks that only judge
+    error_before_px: float  # the same with the stated calibration
+    views: int
+
+    def as_report(self) -> dict[str, float]:
+        """Returns the values for report.json; lengths in stated focal lengths, and pixels."""
+        lens = self.lens
+        return {
+            "focal_factor": math.exp(lens.focal), "focal_sigma": self.focal_sigma,
+            "centre_x": lens.centre_x, "centre_y": lens.centre_y, "k1": lens.k1, "k2": lens.k2,
+            "keyframes": self.views, "error_px": self.error_px,
+            "error_before_px": self.error_before_px,
+        }  # fmt: skip
+
+
+def measured_lens(views: Sequence[MapView], matches: MapMatches) -> LensEstimate | None:
+    """Returns the lens of keyframes of one camera, in the order of their ids; None: the stated
+    calibration is right, or tracks do not show how it is wrong."""
+    if len(views) < FEWEST_VIEWS:
+        return None
+    tracks = chosen(joined_tracks(views, matches.of(views)), len(views))
+    judges = Tracks.of(views, tracks[HELD_OUT // 2 :: HELD_OUT])
+    used = Tracks.of(views, [t for k, t in enumerate(tracks) if k % HELD_OUT != HELD_OUT // 2])
+    if used.count < CONNECTED or judges.count < CONNECTED // HELD_OUT:
+        return None
+    found = _solved(views, used, STATED)
+    if found is None or not found.counts(views[0]):
+        return None
+    half = len(views) // 2
+    if not _halves_agree(found.lens, views[: len(views) - half], views[half:], matches):
+        return None
+    stated = _solved(views, used, ())
+    if stated is None:
+        return None
+    before, after = (one.error_of(judges) for one in (stated, found))
+    if not after < BETTER * before:
+        return None
+    return LensEstimate(found.lens, found.sigma(FOCAL), after, before, len(views))
+
+
+@dataclass(frozen=True, eq=False)
+class _Solved:
+    """Poses of views, and the lens of all."""
+
+    T_local_camera: Array  # [V, 4, 4]
+    stated: Array  # [V, 3, 3] K
+    lens: Lens
+    covariance: Array  # [5, 5] of the lens; [0, 0] if it is as stated
+
+    def sigma(self, error: int) -> float:
+        """Returns the standard deviation of an error of the lens."""
+        return math.sqrt(float(self.covariance[error, error]))
+
+    def counts(self, view: MapView) -> bool:
+        """Whether the lens differs from the stated one, is determined, and is one at all."""
+        errors, shape = self.lens.errors, view.features.shape
+        if not (np.isfinite(self.covariance).all() and (np.abs(errors) < FARTHEST).all()):
+            return False
+        if not (self.lens.is_lens(view.K, shape) and self.sigma(FOCAL) < FOCAL_SIGMA):
+            return False
+        return self.against(KNOWN) > CERTAIN and _rms(self.lens.shift_px(view.K, shape)) > LEAST_SHIFT * shape[1]
+
+    def against(self, lens: Lens) -> float:
+        """Returns the squared errors of another lens over the variances of this one."""
+        errors = self.lens.errors - lens.errors
+        return float(errors @ np.linalg.solve(self.covariance, errors))
+
+    def error_of(self, tracks: Tracks) -> float:
+        """Returns the typical reprojection error of tracks, pixels."""
+        K = np.array([self.lens.K(k) for k in self.stated])
+        return typical_error(_undistorted(tracks, self.stated, self.lens), self.T_local_camera, K)
+
+
+def _solved(views: Sequence[MapView], tracks: Tracks, sigma: tuple[float, ...]) -> _Solved | None:
+    """Returns views adjusted with a lens whose errors have standard deviations ``sigma``; without
+    any, with the stated one. None: too few observations."""
+    T, stated = np.array([v.T_local_camera for v in views]), np.array([v.K for v in views])
+    free = np.arange(len(views)) > 0
+    priors = loose_poses(views, LOOSER)
+    lens, pixel = KNOWN, MAX_PX
+    for most, least in LIMITS:
+        K = np.array([lens.K(k) for k in stated])
+        straight = _undistorted(tracks, stated, lens)
+        points = straight.points(T, K)
+        error = straight.errors(T, K, points)
+        kept = error < max(most * pixel, least)
+        kept &= (np.bincount(tracks.track[kept], minlength=tracks.count) >= 2)[tracks.track]
+        if (np.bincount(tracks.view[kept], minlength=len(views)) < CONNECTED / 2).any():
+            return None
+        bundle = Bundle(
+            T, np.zeros(len(views)), stated, points, free, observations(tracks, kept, pixel),
+            np.zeros(len(views)), np.full(len(views), 0.01), priors,
+        )  # fmt: skip
+        if sigma:
+            start = lens.errors[None, : len(sigma)]
+            bundle = replace(
+                bundle, lens=np.zeros(len(views), int), lens_sigma=sigma, lens_start=start
+            )
+        done = adjust(bundle, 2 * STEPS)
+        T = done.bundle.T_local_camera
+        if sigma:
+            lens = Lens.of(done.lens[0])
+        if not (np.isfinite(T).all() and np.isfinite(lens.errors).all()):
+            return None
+        pixel = float(np.median(done.reprojection)) / RAYLEIGH
+        pixel = min(max(pixel, MIN_PX), MAX_PX)
+    excess = max(1.0, pixel / USUAL_PX) ** 2
+    covariance = excess * done.lens_covariance()[0] if sigma else np.zeros((0, 0))
+    return _Solved(T, stated, lens, covariance)
+
+
+def _halves_agree(
+    lens: Lens, first: Sequence[MapView], second: Sequence[MapView], matches: MapMatches
+) -> bool:
+    """Whether each half of the keyframes alone speaks for the lens, and against the stated one."""
+    for views in (first, second):
+        tracks = chosen(joined_tracks(views, matches.of(views)), len(views))
+        own = _solved(views, Tracks.of(views, tracks), STATED) if tracks else None
+        if own is None or not np.isfinite(own.covariance).all():
+            return False
+        if not own.against(lens) < HALVES * own.against(KNOWN):
+            return False
+    return True
+
+
+def _undistorted(tracks: Tracks, stated: Array, lens: Lens) -> Tracks:
+    """Returns tracks with positions as without the distortion of a lens."""
+    if lens == KNOWN:
+        return tracks
+    pixel = tracks.pixel.copy()
+    for k, K in enumerate(stated):
+        own = tracks.view == k
+        pixel[own] = lens.undistorted(K, pixel[own])
+    return replace(tracks, pixel=np.where(np.isfinite(pixel), pixel, np.inf))
+
+
+def _rms(shift: Array) -> float:
+    return math.sqrt(float((shift**2).sum(1).mean()))
