@@ -166,17 +166,23 @@ class WindowBuilder:
         """
         if camera not in self._stated:
             return False
-        calibration, rectified = self._stated[camera]
         lenses, number = self._lenses
-        key = _calibration_of(calibration, rectified)
-        known = lenses.get(camera)
-        if known is not None and known.stated == key:
-            calibration, rectified = known.calibration, False
+        key = _calibration_of(*self._stated[camera])
+        calibration = self.calibration(camera)
+        rectified = self._stated[camera][1] and calibration is self._stated[camera][0]
         found = corrected_calibration(calibration, lens, rectified=rectified)
         if found is None or not _is_usable(found):
             return False
         self._lenses = lenses | {camera: CorrectedCalibration(key, found)}, number + 1
         return True
+
+    def calibration(self, camera: str) -> Calibration:
+        """Returns what the newest frame of a camera is rectified by. Raises KeyError if it has no
+        calibration."""
+        stated, rectified = self._stated[camera]
+        known = self._lenses[0].get(camera)
+        replaced = known is not None and known.stated == _calibration_of(stated, rectified)
+        return known.calibration if known is not None and replaced else stated
 
     def plan_for(self, frames: Sequence[Frame], session: Session) -> None:
         """Updates the memory plan for the image size of the camera that determined the format."""

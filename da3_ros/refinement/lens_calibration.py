@@ -43,10 +43,11 @@ HELD_OUT = 5  # one track of so many only judges
 STATED = (0.05, 0.02, 0.02, 0.1, 0.1)
 LOOSER = 10.0  # than in an adjustment: poses were found with the calibration that is in doubt
 USUAL_PX = 0.2  # noise of a feature; what exceeds it does not average out
-FOCAL_SIGMA = 0.01  # largest standard deviation of the logarithm of a focal length that counts
-# Squared errors over variances from which on an estimate is no accident. Right calibrations of
-# rendered rooms reach 40, since the noise of tracks is not quite that of independent features.
-CERTAIN = 60.0
+# Factor on standard deviations: errors of tracks are not those of independent features. Right
+# calibrations of rendered rooms have squared errors of up to 8 times their variances without it.
+DEPENDENT = 2.5
+FOCAL_SIGMA = 0.015  # largest standard deviation of the logarithm of a focal length that counts
+CERTAIN = 12.0  # squared errors over variances from which on an estimate is no accident
 LEAST_SHIFT = 0.002  # of pixels by the lens, RMS over the image's width, that is worth a change
 HALVES = 0.1  # of the same of half of the keyframes: largest share that the lens of all leaves
 BETTER = 0.98  # factor on the error of tracks that only judge
@@ -119,7 +120,10 @@ class _Solved:
             return False
         if not (self.lens.is_lens(view.K, shape) and self.sigma(FOCAL) < FOCAL_SIGMA):
             return False
-        return self.against(KNOWN) > CERTAIN and _rms(self.lens.shift_px(view.K, shape)) > LEAST_SHIFT * shape[1]
+        return (
+            self.against(KNOWN) > CERTAIN
+            and _rms(self.lens.shift_px(view.K, shape)) > LEAST_SHIFT * shape[1]
+        )
 
     def against(self, lens: Lens) -> float:
         """Returns the squared errors of another lens over the variances of this one."""
@@ -165,7 +169,7 @@ def _solved(views: Sequence[MapView], tracks: Tracks, sigma: tuple[float, ...]) 
             return None
         pixel = float(np.median(done.reprojection)) / RAYLEIGH
         pixel = min(max(pixel, MIN_PX), MAX_PX)
-    excess = max(1.0, pixel / USUAL_PX) ** 2
+    excess = (DEPENDENT * max(1.0, pixel / USUAL_PX)) ** 2
     covariance = excess * done.lens_covariance()[0] if sigma else np.zeros((0, 0))
     return _Solved(T, stated, lens, covariance)
 

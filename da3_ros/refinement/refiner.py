@@ -21,12 +21,7 @@ from da3_ros.refinement.direct_alignment import WIDTH as ALIGNED_WIDTH
 from da3_ros.refinement.direct_alignment import AlignmentImage
 from da3_ros.refinement.features import FeatureDetector, Features, FeaturesAhead
 from da3_ros.refinement.measured_poses import measured_poses, units_per_metre
-from da3_ros.refinement.self_calibration import (
-    NO_CHANGE,
-    LengthChange,
-    SelfCalibration,
-    resolved,
-)
+from da3_ros.refinement.self_calibration import NO_CHANGE, LengthChange, SelfCalibration
 from da3_ros.refinement.sliding_graph import FEWEST_TRACKS, GraphBackup, RefinedViews, SlidingGraph
 from da3_ros.refinement.solver_limits import SolverLimits
 from da3_ros.refinement.track_history import TrackHistory, history_of
@@ -162,7 +157,7 @@ class WindowRefiner:
 
         images: of the new views.
         """
-        corrected = self.calibration.take_over(self.graph)
+        self.calibration.take_over(self.graph)
         self._before = self.graph.saved(), dict(self.calibration.known)
         count = len(window.views) - window.new
         ids = [view.id for view in window.views]
@@ -185,8 +180,6 @@ class WindowRefiner:
                 self.graph.views[id].log_scale = 0.0
             return None
         change = self.calibration.run(self.graph)
-        if change is None and corrected:
-            change = resolved(self.graph)
         if change is not None:
             self.graph.forget_metre()
             done = self.graph.refine(ids[count:], priors)

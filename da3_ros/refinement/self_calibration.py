@@ -79,9 +79,12 @@ class SelfCalibration:
         """Notes the lens of a camera whose calibration is corrected in all later views."""
         self._corrected[camera] = lens
 
-    def take_over(self, graph: SlidingGraph) -> bool:
-        """Brings a graph's views to corrected calibrations, before later views are added; returns
-        whether there was any. Their poses are as before: see ``resolved``."""
+    def take_over(self, graph: SlidingGraph) -> None:
+        """Brings a graph's views to corrected calibrations, before later views are added.
+
+        Their poses stay: later windows hold on to them, so that the unit goes on. The metre of a
+        rig is measured anew.
+        """
         views = [v for v in graph.views.values() if v.camera in self._corrected]
         for view in views:
             lens = self._corrected[view.camera]
@@ -90,8 +93,8 @@ class SelfCalibration:
             view.image, view.edges = None, EdgePoints.none()  # of the image as it was rectified
         if views:
             graph.points = graph.points.without_positions()
+            graph.forget_metre()
         self._corrected = {}
-        return bool(views)
 
     def run(self, graph: SlidingGraph) -> LengthChange | None:
         """Tries to determine unknown focal lengths of a graph, every few windows.
@@ -226,23 +229,11 @@ def _change(graph: SlidingGraph, camera: str, factor: float) -> LengthChange | N
     for view in kept:
         if view.camera == camera:
             view.K = view.K * np.array([[factor, 1, 1], [1, factor, 1], [1, 1, 1]])
-    change = resolved(graph)
-    if change is None:
-        for view, K in zip(kept, before, strict=True):
-            view.K = K
-    return change
-
-
-def resolved(graph: SlidingGraph) -> LengthChange | None:
-    """Solves a graph's newest views for poses, depth scales and points anew, after a change of
-    their K; forgets the others.
-
-    Returns the factors on lengths in local. Returns None, and changes nothing, if that fails.
-    """
-    kept = list(graph.views.values())[-MOVED_VIEWS:]
     gathered = _bundle(graph, kept, 2 * TRACKS)
     solved = None if gathered is None else adjust(gathered[1], STEPS).bundle
     if gathered is None or solved is None or not is_sane(solved):
+        for view, K in zip(kept, before, strict=True):
+            view.K = K
         return None
     depth = float(np.exp(np.median(solved.log_scale - [v.log_scale for v in kept])))
     change = LengthChange(depth, _by_positions(kept, solved) or depth)
