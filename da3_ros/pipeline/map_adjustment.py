@@ -112,7 +112,6 @@ class MapAdjustment(MapListener):
     def __init__(self, table: MapTable, counters: Counter[str]) -> None:
         self._table, self._counters = table, counters
         self.waits = True  # for each job, so that a recording always gives the same map
-        self.checks_lenses = True  # whether calibrations are checked
         self._thread: ThreadPoolExecutor | None = None
         self._check: dict[str, int] = {}  # by camera, keyframes of the next check
         self._corrected: Counter[str] = Counter()  # by camera
@@ -202,19 +201,21 @@ class MapAdjustment(MapListener):
 
     def end_window(
         self, loops: Sequence[Edge], *, rigid: bool, by_depth: bool, ends: bool = False,
-        metre: Metre = UNKNOWN_METRE, chain: int = 0,
+        metre: Metre = UNKNOWN_METRE, chain: int = 0, check_lenses: bool = True,
     ) -> Adjustment | None:  # fmt: skip
         """Goes on after a window; returns the correction that was found.
 
         loops: edges of the graph of submaps. rigid: whether submaps keep their size. by_depth:
         whether depths stay as they are on average, or distances. ends: no keyframe follows.
-        metre: in the frame of odometry, by the rig; of this chain, by its number.
+        metre: in the frame of odometry, by the rig; of this chain, by its number. check_lenses:
+        whether calibrations are checked.
         """
         found = self._collect(chain, wait=ends)
         if found is not None or self._running is not None:
             return found
         if self._new >= EVERY or self._all or (ends and self._fresh):
-            job = self._job(loops, MOST if self._all or ends else NEWEST)
+            checked = self._to_check() if check_lenses else []
+            job = self._job(loops, MOST if self._all or ends else NEWEST, checked)
             self._new, self._fresh, self._all = 0, False, False
             if job is not None:
                 self._start(
@@ -228,11 +229,12 @@ class MapAdjustment(MapListener):
                 )
         return self._collect(chain, wait=ends)
 
-    def _job(self, loops: Sequence[Edge], most: int) -> _AdjustmentJob | None:
+    def _job(
+        self, loops: Sequence[Edge], most: int, checked: Sequence[str]
+    ) -> _AdjustmentJob | None:
         table = self._table
         every = {k.id: k for k in (*self._keyframes, *self._newest.values())}
         self._matches.keep(every)
-        checked = self._to_check()
         keyframes = [every[id] for id in sorted(every)]
         rows = table.path.rows_of([(k.stamp_ns, k.camera) for k in keyframes])
         newest = table.submaps[max(table.submaps)]
@@ -276,8 +278,6 @@ class MapAdjustment(MapListener):
     def _to_check(self) -> list[str]:
         """Returns the cameras whose calibration is checked now: from time to time, while there
         are more and more keyframes."""
-        if not self.checks_lenses:
-            return []
         counts = Counter(k.camera for k in self._keyframes if not k.own_K)
         due = [
             camera for camera, count in sorted(counts.items())

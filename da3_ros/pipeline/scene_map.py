@@ -390,11 +390,10 @@ class SceneMap(MapListener):
         if self.loops.is_solving:  # what is found now would be of another map
             return None
         source = self.scale.source
-        self.adjustment.checks_lenses = self.config.refinement.lens
         found = self.adjustment.end_window(
             self.table.edges, rigid=self.scale.measured,
             by_depth=self.scale.measured and (source.by_depth or not source.learns), ends=ends,
-            metre=metre, chain=chain,
+            metre=metre, chain=chain, check_lenses=self.config.refinement.lens,
         )  # fmt: skip
         if found is None:
             return None

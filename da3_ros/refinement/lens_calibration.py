@@ -27,7 +27,7 @@ from da3_ros.refinement.map_bundle import (
     STEPS,
     MapMatches,
     MapView,
-    Tracks,
+    MapTracks,
     chosen,
     joined_tracks,
     loose_poses,
@@ -81,8 +81,8 @@ def measured_lens(views: Sequence[MapView], matches: MapMatches) -> LensEstimate
     if len(views) < FEWEST_VIEWS:
         return None
     tracks = chosen(joined_tracks(views, matches.of(views)), len(views))
-    judges = Tracks.of(views, tracks[HELD_OUT // 2 :: HELD_OUT])
-    used = Tracks.of(views, [t for k, t in enumerate(tracks) if k % HELD_OUT != HELD_OUT // 2])
+    judges = MapTracks.of(views, tracks[HELD_OUT // 2 :: HELD_OUT])
+    used = MapTracks.of(views, [t for k, t in enumerate(tracks) if k % HELD_OUT != HELD_OUT // 2])
     if used.count < CONNECTED or judges.count < CONNECTED // HELD_OUT:
         return None
     found = _solved(views, used, STATED)
@@ -130,13 +130,15 @@ class _Solved:
         errors = self.lens.errors - lens.errors
         return float(errors @ np.linalg.solve(self.covariance, errors))
 
-    def error_of(self, tracks: Tracks) -> float:
+    def error_of(self, tracks: MapTracks) -> float:
         """Returns the typical reprojection error of tracks, pixels."""
         K = np.array([self.lens.K(k) for k in self.stated])
         return typical_error(_undistorted(tracks, self.stated, self.lens), self.T_local_camera, K)
 
 
-def _solved(views: Sequence[MapView], tracks: Tracks, sigma: tuple[float, ...]) -> _Solved | None:
+def _solved(
+    views: Sequence[MapView], tracks: MapTracks, sigma: tuple[float, ...]
+) -> _Solved | None:
     """Returns views adjusted with a lens whose errors have standard deviations ``sigma``; without
     any, with the stated one. None: too few observations."""
     T, stated = np.array([v.T_local_camera for v in views]), np.array([v.K for v in views])
@@ -180,7 +182,7 @@ def _halves_agree(
     """Whether each half of the keyframes alone speaks for the lens, and against the stated one."""
     for views in (first, second):
         tracks = chosen(joined_tracks(views, matches.of(views)), len(views))
-        own = _solved(views, Tracks.of(views, tracks), STATED) if tracks else None
+        own = _solved(views, MapTracks.of(views, tracks), STATED) if tracks else None
         if own is None or not np.isfinite(own.covariance).all():
             return False
         if not own.against(lens) < HALVES * own.against(KNOWN):
@@ -188,7 +190,7 @@ def _halves_agree(
     return True
 
 
-def _undistorted(tracks: Tracks, stated: Array, lens: Lens) -> Tracks:
+def _undistorted(tracks: MapTracks, stated: Array, lens: Lens) -> MapTracks:
     """Returns tracks with positions as without the distortion of a lens."""
     if lens == KNOWN:
         return tracks

@@ -249,7 +249,7 @@ def chosen(tracks: list[list[tuple[int, int]]], count: int) -> list[list[tuple[i
 
 
 @dataclass(frozen=True, eq=False)
-class Tracks:
+class MapTracks:
     """Observations of tracks, sorted by track. O rows, N tracks."""
 
     view: Array  # [O]
@@ -259,12 +259,12 @@ class Tracks:
     count: int
 
     @staticmethod
-    def of(views: Sequence[MapView], tracks: Sequence[list[tuple[int, int]]]) -> Tracks:
+    def of(views: Sequence[MapView], tracks: Sequence[list[tuple[int, int]]]) -> MapTracks:
         first = np.cumsum([0, *(len(v.features) for v in views)])
         rows = [(v, k, first[v] + f) for k, t in enumerate(tracks) for v, f in t]
         view, track, feature = np.array(rows, int).reshape(-1, 3).T
         pixel = np.concatenate([v.features.pixel for v in views])[feature]
-        return Tracks(view, track, pixel, feature, len(tracks))
+        return MapTracks(view, track, pixel, feature, len(tracks))
 
     def points(self, T: Array, K: Array) -> Array:
         """Returns the points [N, 3] in local nearest to the rays."""
@@ -307,8 +307,8 @@ def adjusted_map(
     if len(views) < LEAST_VIEWS:
         return None
     tracks = chosen(joined_tracks(views, matches.of(views)), len(views))
-    judges = Tracks.of(views, tracks[HELD_OUT // 2 :: HELD_OUT])
-    used = Tracks.of(views, [t for k, t in enumerate(tracks) if k % HELD_OUT != HELD_OUT // 2])
+    judges = MapTracks.of(views, tracks[HELD_OUT // 2 :: HELD_OUT])
+    used = MapTracks.of(views, [t for k, t in enumerate(tracks) if k % HELD_OUT != HELD_OUT // 2])
     if used.count < CONNECTED or judges.count < 2:
         return None
     T0 = np.array([v.T_local_camera for v in views])
@@ -382,7 +382,7 @@ def _length_sigma(solved: Adjusted) -> float:
     return solved.sigma_in_metres(by_views.ravel())
 
 
-def typical_error(tracks: Tracks, T: Array, K: Array) -> float:
+def typical_error(tracks: MapTracks, T: Array, K: Array) -> float:
     """Returns the mean reprojection error, pixels, of the observations that fit best: others are
     wrong matches."""
     error = np.sort(tracks.errors(T, K, tracks.points(T, K)))
@@ -398,7 +398,7 @@ def _unknown_focal(views: Sequence[MapView]) -> Array | None:
     return np.array([names.index(v.camera) if v.guessed_K else -1 for v in views])
 
 
-def observations(tracks: Tracks, kept: Array, pixel: float) -> Observations:
+def observations(tracks: MapTracks, kept: Array, pixel: float) -> Observations:
     """Returns the observations of a mask [O], without depths. pixel: their standard deviation."""
     count = int(kept.sum())
     return Observations(
@@ -436,7 +436,7 @@ def loose_poses(views: Sequence[MapView], looser: float = 1.0) -> PosePriors:
 
 
 def _depth_growth(
-    views: Sequence[MapView], tracks: Tracks, kept: Array, T: Array, points: Array
+    views: Sequence[MapView], tracks: MapTracks, kept: Array, T: Array, points: Array
 ) -> Array:
     """Returns the logarithms [V] of the depth of points over that of the views' features, median;
     NaN: unknown."""

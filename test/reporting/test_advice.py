@@ -88,6 +88,7 @@ CASES = {
     "There are few tracks": {"refinement.tracks": 40.0},
     "Tracks do not fit one camera": {"refinement.reprojection_px": 1.5},
     "The focal length is a guess": {"refinement.focal_source": {"left": "network"}},
+    "The camera_info does not fit the images": {"refinement.focal_source": {"": "corrected"}},
     "The declared rig contradicts the images": {"counts.rig_contradicted": 3},
     "The scale is uncertain": {"scale.sigma": 0.2},
     "The robot's poses are missing for some frames": {"counts.frames_without_prior": 6},
