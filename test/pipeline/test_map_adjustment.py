@@ -306,7 +306,7 @@ def test_features_of_the_newest_keyframes_only(small_walk, monkeypatch):
     adjustment = pipeline.scene_map.adjustment
     assert len(adjustment._keyframes) == 10
     kept = {k.id for k in adjustment._keyframes} | {k.id for k in adjustment._newest.values()}
-    adjustment._job([], 10)
+    adjustment._job([], 10, [])
     assert {id for pair in adjustment._matches._pairs for id in pair} <= kept
     list(pipeline.flush())
     assert map_error(small_walk, pipeline) < 0.1
