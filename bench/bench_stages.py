@@ -65,7 +65,7 @@ def tracked(image: Any, K: Any) -> TrackedFrame:
     height, width = image.shape[:2]
     depth = np.linspace(1, 4, width, dtype=np.float32) * np.ones((height, 1), np.float32)
     depth[:, width // 2 :] += 1
-    report = WindowReport(0, 1, (0,), 1, True, 0.0, 1.0, 1.0)
+    report = WindowReport(0, 1, (0,), 1, True, 0.0, 1.0, 1.0, T_map_camera=np.eye(4)[None])
     return TrackedFrame(
         id=0, stamp_ns=1, frame_id="optical", camera="", image=image, depth_m=depth,
         confidence=np.ones_like(depth), K=K, T_map_camera=np.eye(4), keyframe=True,

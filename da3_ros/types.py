@@ -351,6 +351,9 @@ class WindowReport:
     refinement_s: float = 0.0
     inference_s: float = 0.0
     total_s: float = 0.0
+    # [N, 4, 4] poses of all views in the map as this window leaves it, published units; NaN: the
+    # map holds the view no longer. Empty: no view has a pose.
+    T_map_camera: Array = field(default_factory=lambda: np.zeros((0, 4, 4)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,8 @@ ROS_DOMAIN_ID=7 make demo       # or any launch file of da3_ros
 ROS_DOMAIN_ID=7 python examples/window_subscriber.py       # first, in another shell
 
 Prints a line per window: the motion from the last view that it shares with earlier windows to its
-newest one, in the axes of the former's camera (x right, y down, z forward).
+newest one, in the axes of the former's camera (x right, y down, z forward). Both poses are those
+of the map after the window: a loop that moves the map between two windows is in no motion.
 """
 
 import math

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -521,29 +522,52 @@ def tf(lib: MessageLibrary, transforms: Iterable[tuple[int, str, str, Array]]) -
 # Our own ----------------------------------------------------------------------------------------
 
 
-def frame_pose(lib: MessageLibrary, frame: TrackedFrame, T_ros_map: Array = T_ROS_MAP) -> Any:
-    """da3_ros/FramePose: ``T_ros_camera``, k of the published depth (ROS pixel rule, as in its
+@dataclass(frozen=True, eq=False)
+class WindowView:
+    """What messages of windows say of a view, but its pose: that is the map's."""
+
+    stamp_ns: int
+    frame_id: str
+    camera: str
+    K: Array  # [3, 3] corner rule, pixels of the published depth
+    keyframe: bool
+    confidence: float  # median; NaN if unknown
+
+    @staticmethod
+    def of(frame: TrackedFrame) -> WindowView:
+        """Returns what later windows say of a frame."""
+        finite = frame.confidence[np.isfinite(frame.confidence)]
+        confidence = float(np.median(finite)) if finite.size else _NAN
+        return WindowView(
+            frame.stamp_ns, frame.frame_id, frame.camera, frame.K, frame.keyframe, confidence
+        )
+
+
+def frame_pose(lib: MessageLibrary, view: WindowView, T_ros_camera: Array) -> Any:
+    """da3_ros/FramePose: its pose [4, 4], k of the published depth (ROS pixel rule, as in its
     camera_info) and the median confidence (NaN if unknown)."""
-    finite = frame.confidence[np.isfinite(frame.confidence)]
     return lib.type(f"{PACKAGE}/msg/FramePose")(
-        header=header(lib, frame.stamp_ns, frame.frame_id),
-        camera=frame.camera,
-        pose=pose(lib, T_ros_map @ frame.T_map_camera),
-        k=ros_K(frame.K).reshape(9),
-        keyframe=bool(frame.keyframe),
-        confidence=float(np.median(finite)) if finite.size else _NAN,
+        header=header(lib, view.stamp_ns, view.frame_id),
+        camera=view.camera,
+        pose=pose(lib, T_ros_camera),
+        k=ros_K(view.K).reshape(9),
+        keyframe=bool(view.keyframe),
+        confidence=view.confidence,
     )
 
 
 def window(
-    lib: MessageLibrary, report: WindowReport, frames: Sequence[TrackedFrame],
+    lib: MessageLibrary, report: WindowReport, views: Sequence[tuple[WindowView, Array]],
     map_frame: str = "map", T_ros_map: Array = T_ROS_MAP,
 ) -> Any:  # fmt: skip
-    """da3_ros/Window; ``scale`` is metres per network unit of this window, NaN if unknown."""
+    """da3_ros/Window; ``scale`` is metres per network unit of this window, NaN if unknown.
+
+    views: those to be listed, each with its ``T_map_camera`` [4, 4].
+    """
     return lib.type(f"{PACKAGE}/msg/Window")(
         header=header(lib, report.stamp_ns, map_frame),
         id=int(report.id),
-        frames=[frame_pose(lib, frame, T_ros_map) for frame in frames],
+        frames=[frame_pose(lib, view, T_ros_map @ T) for view, T in views],
         new_frames=int(report.new_frames),
         scale_source=report.scale.source,
         scale=float(report.scale.value * report.unit),

@@ -17,7 +17,7 @@ from da3_ros.mapping.covariance import rotated_covariance
 from da3_ros.mapping.scene import Scene
 from da3_ros.mapping.trajectory import Poses
 from da3_ros.messages import build
-from da3_ros.messages.build import MessageLibrary
+from da3_ros.messages.build import MessageLibrary, WindowView
 from da3_ros.navigation.floor_grid import GridPart, OccupancyGrid
 from da3_ros.navigation.scan import scan_ranges
 from da3_ros.navigation.sighting import Sighting, floor_height, sight
@@ -47,7 +47,7 @@ def _prefixed(prefix: str, topic: str) -> str:
 
 
 class Outputs:
-    """Builds the messages of one stream; keeps the frames that a window's message lists."""
+    """Builds the messages of one stream; keeps what windows' messages say of earlier frames."""
 
     def __init__(
         self,
@@ -81,8 +81,8 @@ class Outputs:
         self.base_frame, self._warn = base_frame, warn
         self._sighting: tuple[int, Sighting] | None = None  # of the newest frame, by its id
         self._level_frame = ""  # that was published with the newest frame
-        self._recent: OrderedDict[int, TrackedFrame] = OrderedDict()
-        self._keyframes: OrderedDict[int, TrackedFrame] = OrderedDict()
+        self._recent: OrderedDict[int, WindowView] = OrderedDict()
+        self._keyframes: OrderedDict[int, WindowView] = OrderedDict()
 
     def frame(
         self, frame: TrackedFrame, has_subscribers: Callable[[str], bool] = lambda topic: True
@@ -149,22 +149,20 @@ class Outputs:
             return frame.window
         return dataclasses.replace(frame.window, inference_s=np.nan, total_s=np.nan)
 
-    def posed_frames(self, ids: Sequence[int]) -> list[TrackedFrame]:
-        """Returns those of these frames that are remembered and have a pose, without images."""
+    def window_views(self, report: WindowReport) -> list[tuple[WindowView, Array]]:
+        """Returns the views of a window that are remembered and have a pose in the map, with that
+        pose [4, 4]."""
         known = {**self._keyframes, **self._recent}
-        return [known[i] for i in ids if i in known and known[i].posed]
+        poses = zip(report.view_ids, report.T_map_camera, strict=False)  # none without a pose
+        return [(known[i], T) for i, T in poses if i in known and np.isfinite(T).all()]
 
     def _remember(self, frame: TrackedFrame) -> None:
-        """Keep the data of a frame that later window messages need."""
-        nothing = np.zeros((0, 0), np.float32)
-        finite = frame.confidence[np.isfinite(frame.confidence)]
-        middle = np.median(finite, keepdims=True) if finite.size else nothing
-        slim = dataclasses.replace(
-            frame, image=np.zeros((0, 0, 3), np.uint8), depth_m=nothing, confidence=middle
-        )
+        """Keep the data of a frame that later window messages need. Not its pose: the map may
+        move."""
+        view = WindowView.of(frame)
         for held, most in ((self._recent, self.config.window.size), (self._keyframes, KEYFRAMES)):
             if held is self._recent or frame.keyframe:
-                held[frame.id] = slim
+                held[frame.id] = view
             while len(held) > most:
                 held.popitem(last=False)
 
@@ -229,8 +227,9 @@ class OutputContext(Protocol):
     def report(self, frame: TrackedFrame) -> WindowReport:
         """Returns how the window of a frame ran."""
 
-    def posed_frames(self, ids: Sequence[int]) -> list[TrackedFrame]:
-        """Returns those of these frames that are remembered and have a pose, without images."""
+    def window_views(self, report: WindowReport) -> list[tuple[WindowView, Array]]:
+        """Returns the views of a window that are remembered and have a pose in the map, with that
+        pose [4, 4]."""
 
 
 @dataclass(frozen=True)
@@ -412,8 +411,8 @@ def _tf(s: OutputContext, frame: TrackedFrame) -> Any:
 
 
 def _window(s: OutputContext, frame: TrackedFrame) -> Any:
-    frames = s.posed_frames(frame.window.view_ids)
-    return build.window(s.lib, s.report(frame), frames, s.map_frame, s.T_ros_map)
+    report = s.report(frame)
+    return build.window(s.lib, report, s.window_views(report), s.map_frame, s.T_ros_map)
 
 
 # Messages of scenes -----------------------------------------------------------------------------
@@ -519,7 +518,8 @@ FRAME_TOPICS: dict[str, FrameTopic] = {  # in the order in which they are sent
     "window": FrameTopic(  # last: when all frames of the window are remembered
         type="da3_ros/msg/Window", build=_window, has=lambda frame: frame.ends_window, depth=5,
         of_scene=True,
-        text="how the newest window ran and was aligned, with the poses of all its frames",
+        text="how the newest window ran and was aligned, with the poses of all its views in the "
+        "map as it is after this window",
     ),
 }  # fmt: skip
 SCENE_TOPICS: dict[str, SceneTopic] = {

@@ -572,6 +572,8 @@ def _part(T: Array, share: float) -> Array:
 
 def _without_images(frame: TrackedFrame) -> TrackedFrame:
     nothing = np.zeros((0, 0), np.float32)
+    window = dataclasses.replace(frame.window, T_map_camera=np.zeros((0, 4, 4)))
     return dataclasses.replace(
-        frame, image=np.zeros((0, 0, 3), np.uint8), depth_m=nothing, confidence=nothing
-    )
+        frame, image=np.zeros((0, 0, 3), np.uint8), depth_m=nothing, confidence=nothing,
+        window=window,
+    )  # fmt: skip

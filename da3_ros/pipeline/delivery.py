@@ -79,14 +79,16 @@ class PlacedWindow:
             depth=filter_depth(depth, trusted, config, view.valid, self._sky(index)),
             confidence=confidence,
             K=self.estimate.K[index] if view.K is None else view.K,
-            T_local_camera=self.alignment.T_local_window.pose(
-                self.estimate.T_window_camera[index]
-            ),
+            T_local_camera=self.T_local_camera(index),
             scale=report.scale,
             window=report,
             is_reference=prepared.is_reference,
             T_level_camera=view.T_level_camera,
         )
+
+    def T_local_camera(self, index: int) -> Array:
+        """Returns the pose [4, 4] of view ``index`` in odometry, as this window sees it."""
+        return self.alignment.T_local_window.pose(self.estimate.T_window_camera[index])
 
     def drift(self) -> tuple[Alignment, Array, float] | None:
         """Returns the alignment, the centre [3] of the newest camera, and the mean age of the
@@ -110,10 +112,11 @@ def report_of(
     chain: int,
     loop_closed: bool,
     total_s: float,
+    T_map_camera: Array | None = None,
     tracks: TrackSupport = NO_TRACKS,
     refinement_s: float = 0.0,
 ) -> WindowReport:
-    """Returns the report of a window."""
+    """Returns the report of a window. T_map_camera: [N, 4, 4] of its views; None: unknown."""
     window, alignment = placed.window, placed.alignment
     return WindowReport(
         id=window.id,
@@ -134,6 +137,7 @@ def report_of(
         refinement_s=refinement_s,
         inference_s=placed.prediction.inference_s,
         total_s=total_s,
+        T_map_camera=np.zeros((0, 4, 4)) if T_map_camera is None else T_map_camera,
     )
 
 

@@ -551,12 +551,7 @@ class SceneMap(MapListener):
             self._newest_leading = frame.id
         metric, unit = frame.scale.metric, self.scale.published_unit(frame.scale)
         T_local_camera = self.scale.shifted(frame.T_local_camera, frame.scale)
-        T_map_local = np.eye(4)
-        if self.scale.has_pose(frame.scale):
-            T = self.table.T_map_local
-            T_map_local[:3, :3] = T.R
-            T_map_local[:3, 3] = T.t * (self.scale.metres if metric else 1.0)
-            T_map_local[:3, 3] -= T.R @ (unit * self.scale.shift)
+        T_map_local = self._T_map_local(frame.scale)
         T_odom_local = self.odom.add(
             T_local_camera, unit, metric=metric, is_reference=frame.is_reference
         )
@@ -571,6 +566,31 @@ class SceneMap(MapListener):
         return with_covariance(
             out, T_odom_local, T_local_camera, unit, R_map_local, uncertainty, self._scale_centre
         )
+
+    def _T_map_local(self, scale: Scale) -> Array:
+        """Returns the frame of odometry in the map [4, 4], published units, for windows with this
+        scale; the identity where these have no pose in the map."""
+        T_map_local = np.eye(4)
+        if self.scale.has_pose(scale):
+            T = self.table.T_map_local
+            T_map_local[:3, :3] = T.R
+            T_map_local[:3, 3] = T.t * (self.scale.metres if scale.metric else 1.0)
+            T_map_local[:3, 3] -= T.R @ (self.scale.published_unit(scale) * self.scale.shift)
+        return T_map_local
+
+    def poses_of(self, placed: PlacedWindow, scale: Scale) -> Array:
+        """Returns the poses [N, 4, 4] in the map as it is now of all views of a window with this
+        scale, as frames are published; NaN for a view that is not shared any longer."""
+        T_map_local, unit = self._T_map_local(scale), self.scale.published_unit(scale)
+        shared = len(placed.window.views) - placed.window.new
+        out = np.full((len(placed.window.views), 4, 4), np.nan)
+        for index, view in enumerate(placed.window.views):
+            if index < shared and view.id not in self.table.shared:
+                continue
+            new = index >= shared
+            T = placed.T_local_camera(index) if new else self.table.poses([view.id])[0][0]
+            out[index] = T_map_local @ scaled_pose(self.scale.shifted(T, scale), unit)
+        return out
 
     @property
     def _scale_centre(self) -> Array:

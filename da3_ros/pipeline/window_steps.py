@@ -195,7 +195,8 @@ class WindowSteps(MapListener):
         scale = self._take_over(placed)
         report = report_of(
             placed, scale, chain=self.odometry.chain, loop_closed=closed,
-            total_s=time.perf_counter() - start, tracks=self.refinement.tracks,
+            total_s=time.perf_counter() - start,
+            T_map_camera=self.scene_map.poses_of(placed, scale), tracks=self.refinement.tracks,
             refinement_s=self.refinement.seconds,
         )  # fmt: skip
         for index, prepared in enumerate(new, len(shared)):
@@ -223,9 +224,11 @@ class WindowSteps(MapListener):
     ) -> Iterator[TrackedFrame]:
         """Yields the frames of a window in which the robot stands. They change neither odometry
         nor the scale nor keyframes."""
+        scale = self.scene_map.scale.scale
         report = report_of(
-            placed, self.scene_map.scale.scale, chain=self.odometry.chain, loop_closed=False,
+            placed, scale, chain=self.odometry.chain, loop_closed=False,
             total_s=time.perf_counter() - start,
+            T_map_camera=self.scene_map.poses_of(placed, scale),
         )  # fmt: skip
         for index, prepared in enumerate(new, len(placed.window.views) - len(new)):
             frame = placed.frame(prepared, index, report, self.config.depth)

@@ -25,8 +25,9 @@ class CountingLibrary(RosbagsLibrary):
         return super().type(name)
 
 
-def tracked(i, ids, **fields):
-    report = WindowReport(0, i, ids, 1, True, 0.0, 1.0, 1.0)
+def tracked(i, ids, poses=None, **fields):
+    poses = np.tile(np.eye(4), (len(ids), 1, 1)) if poses is None else poses
+    report = WindowReport(0, i, ids, 1, True, 0.0, 1.0, 1.0, T_map_camera=poses)
     return TrackedFrame(
         id=i, stamp_ns=i, frame_id="optical", camera="", image=np.zeros((4, 6, 3), np.uint8),
         confidence=np.ones((4, 6), np.float32), keyframe=True, window=report,
@@ -101,6 +102,20 @@ def test_a_window_is_announced_once_with_all_its_frames():
     assert ["window" in n for n in names] == [False, False, True]
     *_, (_, _, message) = out.frame(tracked(2, ids))
     assert [f.header.stamp.nanosec for f in message.frames] == [0, 1, 2]
+
+
+def test_a_window_lists_earlier_views_where_they_are_now():
+    """A view whose pose the map does not know any longer is left out."""
+    out = outputs(RosbagsLibrary(), T_ros_map=lambda: np.eye(4))
+    for i in range(2):
+        list(out.frame(tracked(i, (0, 1))))
+    poses = np.tile(np.eye(4), (3, 1, 1))
+    poses[0], poses[1, 0, 3] = np.nan, 5.0
+    *_, (_, _, message) = out.frame(tracked(2, (0, 1, 2), poses))
+    stamps = [f.header.stamp.nanosec for f in message.frames]
+    assert list(zip(stamps, [f.pose.position.x for f in message.frames], strict=True)) == [
+        (1, 5.0), (2, 0.0),
+    ]  # fmt: skip
 
 
 def test_where_the_map_lies_is_asked_anew_for_every_frame():
