@@ -106,7 +106,7 @@ class SubmapStore:
         self.localized: LocalizedPath | None = None  # None: new frames are mapped
         self.points = SubmapPoints(self.submaps)
         self.points.spill_to(spill)
-        self._dynamic = DynamicPoints(self.submaps, self.points)
+        self._dynamic = DynamicPoints(self.submaps, self.points, self.table)
         self._next = self._chain = 0
         self.components_of_scene = SceneComponents()
         self._is_searched = False  # whether new frames are looked for in the first component
@@ -158,7 +158,7 @@ class SubmapStore:
             return
         self.begin_submap()
         self.points.end_growth()  # nothing changes a read-only map
-        self._dynamic = DynamicPoints(self.submaps, self.points)
+        self._dynamic = DynamicPoints(self.submaps, self.points, self.table)
         self.table.live_path = None
         self.localized = LocalizedPath(self.table, self._next) if on else None
         if not on and not self.submaps:  # the map begins now
@@ -231,7 +231,7 @@ class SubmapStore:
             if self.limits.keep_images:
                 self.points.keep_image(submap, frame)
             if self.limits.remove_movers:
-                self._dynamic.add(frame, T, submap, S.scale, camera)
+                self._dynamic.add(frame, submap, S.scale, camera)
             points = KeyframePoints(
                 frame.id, frame.depth, frame.confidence, frame.image, frame.K, T, S.scale
             )

@@ -7,6 +7,7 @@ from support.submaps import local_frame
 from da3_ros.config import MapConfig
 from da3_ros.geometry.projection import backproject
 from da3_ros.geometry.similarity import Similarity
+from da3_ros.mapping.frames import PoseInSubmap
 from da3_ros.mapping.free_space import CONFIRMED, NONE, THROUGH, depth_view, looked_through
 from da3_ros.mapping.submap_points import KeyframePoints
 from da3_ros.mapping.submaps import KEYFRAMES, SubmapStore
@@ -199,6 +200,18 @@ def test_closed_submaps_are_judged_at_their_corrected_places():
     depth = store.submaps[0].cloud.xyz[:, 2]
     assert not (np.abs(depth - 1) < 0.2).any()
     assert (np.abs(depth - WALL) < 0.1).sum() > 1000
+
+
+def test_a_keyframe_votes_from_where_the_map_has_it_now():
+    """It was placed 50 m off, until keyframes were adjusted together."""
+    for known in (False, True):
+        store = store_of()
+        store.add(keyframe(0, wall(1.0)))
+        store.add(keyframe(1, wall(), x=50.0))
+        if known:
+            store.table.move_frames([PoseInSubmap(1, "", 0, np.eye(4))])
+        store.add(keyframe(2, wall()))
+        assert (box_points(store) == 0) == known
 
 
 def test_unconnected_components_do_not_judge_each_other():
