@@ -8,14 +8,16 @@ numbers; no network, no ROS.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from da3_ros.config import ScaleConfig
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.geometry.similarity import IDENTITY, Similarity
-from da3_ros.mapping.map_table import MapListener, MapTable
+from da3_ros.mapping.frames import PoseInSubmap
+from da3_ros.mapping.graph_solution import Correction
+from da3_ros.mapping.map_table import NO_SUBMAP, MapListener, MapTable
 from da3_ros.scale_sources import scale_source
 from da3_ros.scale_sources.estimates import FLOOR, Estimate
 from da3_ros.types import (
@@ -28,6 +30,7 @@ from da3_ros.types import (
     WindowEstimate,
 )
 
+MOST_FRAMES = 1024  # newest frames of a chain whose poses in the map are followed
 MAX_SIGMA = 0.15  # relative standard deviation above which the scale is still unknown
 
 
@@ -167,6 +170,8 @@ class MapScale(MapListener):
     def restart(self, T_local_camera: Array) -> None:
         """Begins a new chain at this pose of odometry, with an unknown unit."""
         self.begin = T_local_camera[:3, 3].copy()  # what stays in the map when the unit changes
+        # View ids, by stamp and camera, of the frames whose poses sources of metres may remember.
+        self._frames: dict[tuple[int, str], int] = {}
         self.scale = Scale()  # of the newest window; metres per unit of odometry
         self.filter.restart(declared=not self._begun)
         if self._map_scale is not None:  # until the new chain is joined to the map
@@ -260,9 +265,26 @@ class MapScale(MapListener):
         for source in self.source.members:
             source.note_imu(state)
 
-    def refine(self, poses: Mapping[int, Array]) -> None:
-        """Takes over refined poses [4, 4] in ``local`` of earlier views, by their ids."""
-        self.filter.estimator.refine(poses)
+    def on_correction(self, correction: Correction, _before: Mapping[int, Similarity]) -> None:
+        """Moves the earlier frames that sources of metres remember, with their submaps."""
+        table, submap = self._submaps, NO_SUBMAP
+        path = table.path if table.live_path is None else table.live_path
+        moves = {}
+        rows = path.rows_of(list(self._frames))
+        for id, row in zip(self._frames.values(), rows, strict=True):
+            submap = submap if row is None else row[0]  # not stored: the camera stood
+            move = correction.local_move(submap)
+            if move is not None:
+                moves[id] = move
+        self.filter.estimator.move(moves)
+
+    def on_refinement(self, frames: Sequence[PoseInSubmap]) -> None:
+        """Gives sources of metres the poses that earlier frames have now."""
+        ids = self._frames
+        self.filter.estimator.refine({
+            ids[key]: self._submaps.T_local_submap(f.submap).pose(f.T_submap_camera)
+            for f in frames if (key := (f.stamp_ns, f.camera)) in ids
+        })  # fmt: skip
 
     def update(
         self, window: Window, estimate: WindowEstimate, T_local_window: Similarity | None,
@@ -337,6 +359,9 @@ class MapScale(MapListener):
             else:
                 estimator.interrupt_motion()
         for view, T_local_camera, depth in _motions(window, estimate, T_local_window):
+            self._frames[view.stamp_ns, view.camera] = view.id
+            if len(self._frames) > MOST_FRAMES:
+                del self._frames[next(iter(self._frames))]
             for estimator in witnesses:
                 estimator.add_motion(view, T_local_camera, depth)
             self.filter.estimator.note_way(T_local_camera, depth)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.keyframe import FramePose, Keyframe, MeasuredKeyframe, Tracks
 from da3_ros.keyframe_store.recorder import Flush, KeyframeRecorder
 from da3_ros.keyframe_store.store import MapState, StoredSubmap
@@ -37,7 +38,8 @@ class KeyframeRecording:
 
     def __init__(self, recorder: KeyframeRecorder) -> None:
         self._recorder = recorder
-        self._stored: dict[int, StoredSubmap] = {}  # as they were stored
+        # Chain and component of the submaps that are stored.
+        self._stored: dict[int, tuple[int, int]] = {}
 
     def add(
         self, frame: LocalFrame, data: KeyframeData | None, submap: Submap, T_submap_camera: Array,
@@ -90,24 +92,30 @@ class KeyframeRecording:
     def place(self, submaps: Iterable[Submap]) -> None:
         """Stores the poses of submaps."""
         stored = [StoredSubmap(s.id, s.chain, s.component, s.T_map_submap) for s in submaps]
-        self._stored.update({s.id: s for s in stored})
+        self._stored.update({s.id: (s.chain, s.component) for s in stored})
         self._recorder.place(stored)
 
-    def move(self, submaps: Iterable[Submap], state: MapState) -> None:
-        """Stores the poses of those submaps that a correction has moved, and the unit that
-        odometry has now."""
+    def move(
+        self, submaps: Iterable[Submap], before: Mapping[int, Similarity], state: MapState
+    ) -> None:
+        """Stores the poses of those submaps that a correction has moved, or joined to others, and
+        the unit that odometry has now. before: ``T_map_submap`` before it."""
         self._recorder.set_map(state)
-        self.place([s for s in submaps if not _lies_at(s, self._stored.get(s.id))])
+        self.place([s for s in submaps if self._is_other(s) or not _lies_at(s, before.get(s.id))])
+
+    def _is_other(self, submap: Submap) -> bool:
+        """Whether a submap is not stored yet, or as one of another component."""
+        return self._stored.get(submap.id) != (submap.chain, submap.component)
 
     def correct(self, frames: Iterable[PoseInSubmap]) -> None:
         """Stores refined poses of earlier frames."""
         self._recorder.correct({(f.camera, f.stamp_ns): f.T_submap_camera for f in frames})
 
 
-def _lies_at(submap: Submap, stored: StoredSubmap | None) -> bool:
-    """Whether a submap lies, but for rounding, where it was stored."""
-    if stored is None or (stored.chain, stored.component) != (submap.chain, submap.component):
+def _lies_at(submap: Submap, T_map_submap: Similarity | None) -> bool:
+    """Whether a submap lies, but for rounding, at this pose."""
+    if T_map_submap is None:
         return False
-    a, b = submap.T_map_submap, stored.T_map_submap
+    a, b = submap.T_map_submap, T_map_submap
     pairs = ((a.scale, b.scale), (a.R, b.R), (a.t, b.t))
     return all(np.allclose(x, y, rtol=0.0, atol=SAME) for x, y in pairs)

@@ -535,7 +535,6 @@ class SceneMap(MapListener):
         moved, unit = refined.moved.get(self._newest_leading), self.scale.unit
         before = None if moved is None else self.scale.shifted(moved[0], self.scale.scale)
         self.scale.change_unit(depth=refined.change.depth, motion=refined.change.motion)
-        self.scale.refine({id: after for id, (_, after, _) in refined.moved.items()})
         self._note_unit(unit)
         if moved is not None and before is not None:
             after = self.scale.shifted(moved[1], self.scale.scale)
@@ -661,7 +660,7 @@ class SceneMap(MapListener):
         level = logging.DEBUG if quiet else logging.INFO
         log.log(level, "%s: submaps move by up to %.3g (map units)", what, far)
 
-    def on_correction(self, correction: Correction, _before: Mapping[int, Similarity]) -> None:
+    def on_correction(self, correction: Correction, before: Mapping[int, Similarity]) -> None:
         """Joins the components that loops connect; takes the scale of a loaded map, once the
         camera is found in it; stores where the submaps are now."""
         self.submaps.note_correction(correction.loops)
@@ -669,7 +668,7 @@ class SceneMap(MapListener):
         if self.submaps.pose_known:
             self.scale.take_from_map(correction.covariance)
         if self._recorder is not None:
-            self._recorder.move(self.submaps.submaps.values(), self._map_state())
+            self._recorder.move(self.submaps.submaps.values(), before, self._map_state())
 
     @property
     def looks_for_loops(self) -> bool:

@@ -15,6 +15,7 @@ from itertools import combinations
 import numpy as np
 from scipy.stats import chi2
 
+from da3_ros.geometry.similarity import Similarity
 from da3_ros.parameter_schema import PLUS
 from da3_ros.scale_sources.estimates import (
     AGREEMENT,
@@ -110,6 +111,11 @@ class CombinedFilter(MeasurementFilter):
         """Takes over refined poses [4, 4] in ``local`` of earlier frames, by view id."""
         for member in self._members:
             member.refine(poses)
+
+    def move(self, moves: Mapping[int, Similarity]) -> None:
+        """Takes over that earlier frames have moved in ``local``, by view id."""
+        for member in self._members:
+            member.move(moves)
 
     def restart_members(self, chosen: Sequence[bool]) -> None:
         """Forgets what the chosen sources have measured."""

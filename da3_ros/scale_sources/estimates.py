@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from da3_ros.geometry.similarity import Similarity
 from da3_ros.types import Array, ScaleMeasurement, View
 
 MAX_MEASUREMENTS = 15
@@ -86,6 +87,11 @@ class MeasurementFilter:
 
     def refine(self, poses: Mapping[int, Array]) -> None:
         """Takes over refined poses [4, 4] in ``local`` of earlier frames, by view id."""
+        return
+
+    def move(self, moves: Mapping[int, Similarity]) -> None:
+        """Takes over that earlier frames have moved in ``local``, by view id: a correction of the
+        map has moved their submaps."""
         return
 
     def estimate(self) -> Estimate | None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from da3_ros.geometry.similarity import Similarity
 from da3_ros.inertial.followed_camera import FollowedCamera
 from da3_ros.inertial.initialisation import InertialEstimate, PathPose, estimate
 from da3_ros.inertial.preintegration import Preintegrated, preintegrate
@@ -115,6 +116,11 @@ class ImuFilter(MeasurementFilter):
         self._keyframes = [
             replace(k, T_local_camera=poses[k.id]) if k.id in poses else k for k in self._keyframes
         ]
+
+    def move(self, moves: Mapping[int, Similarity]) -> None:
+        self.refine(
+            {k.id: moves[k.id].pose(k.T_local_camera) for k in self._keyframes if k.id in moves}
+        )
 
     def _solve(self, now_ns: int) -> None:
         seconds = (now_ns - self._keyframes[0].stamp_ns) / 1e9

@@ -5,11 +5,15 @@ import dataclasses
 import numpy as np
 import pytest
 from support.robot_ways import DEPTH, at, drive
+from support.submaps import local_frame
 
 from da3_ros.config import ScaleConfig
-from da3_ros.geometry.similarity import Similarity
+from da3_ros.geometry.similarity import IDENTITY, Similarity
+from da3_ros.mapping.frames import PoseInSubmap
+from da3_ros.mapping.graph_solution import Correction, Moves, Node
 from da3_ros.mapping.map_table import MapTable
 from da3_ros.mapping.metric_scale import MapScale, OdomFrame, ScaleFilter
+from da3_ros.mapping.submap_spill import Submap
 from da3_ros.scale_sources import SCALE_SOURCES
 from da3_ros.scale_sources.estimates import MeasurementFilter
 from da3_ros.scale_sources.interface import ScaleSource
@@ -198,3 +202,52 @@ def test_poses_of_the_odometry_itself_are_no_witness_of_its_metres(measured, mon
     assert len(own.views) == 1
     assert own.interrupted == 0
     assert (len(needy.views), needy.interrupted) == ((1, 0) if measured else (0, 1))
+
+
+class Remembering(MeasurementFilter):
+    """Has the poses of all frames, by what it is told."""
+
+    def __init__(self):
+        super().__init__()
+        self.poses = {}
+
+    def add_motion(self, view, T_local_camera, depth):
+        self.poses[view.id] = T_local_camera
+
+    def refine(self, poses):
+        self.poses |= poses
+
+    def move(self, moves):
+        self.poses |= {id: S.pose(self.poses[id]) for id, S in moves.items()}
+
+
+def test_sources_of_metres_are_told_where_earlier_frames_are_now():
+    """Also of one that is in no row, since its camera stood."""
+    table = MapTable(
+        Submap(i, 0, Similarity(1.0, np.eye(3), at(x)[:3, 3])) for i, x in ((0, 0.0), (1, 1.0))
+    )
+    scale = MapScale(ScaleConfig(), table)
+    told = scale.filter.estimator = Remembering()
+    picture, depth = np.zeros((2, 2, 3), np.uint8), np.ones((2, 2), np.float32)
+    for id, (x, submap, stored) in enumerate([(0.5, 0, True), (0.5, 0, False), (1.2, 1, True)]):
+        window = Window(id, (View(10 + id, id, picture),), 1)
+        estimate = WindowEstimate(
+            depth[None], depth[None], at(x)[None], np.eye(3)[None], measures=(None,)
+        )
+        scale.update(window, estimate, IDENTITY)
+        if stored:
+            frame = local_frame(id, "", picture, depth, depth, np.eye(3), at(x))
+            table.path.add(frame, at(x - submap), submap)
+    up = Similarity(2.0, np.eye(3), np.array([0.0, 0.0, 3.0]))
+    table.correct(Correction(Moves((Node(0, 0),), (up,)), IDENTITY, IDENTITY))
+    right = {10: up.pose(at(0.5)), 11: up.pose(at(0.5)), 12: at(1.2)}
+    assert told.poses.keys() == right.keys()
+    for id, T in right.items():
+        np.testing.assert_array_equal(told.poses[id], T)
+    table.move_frames([PoseInSubmap(0, "", 0, at(0.7)), PoseInSubmap(2, "", 1, at(0.3))])
+    np.testing.assert_allclose(told.poses[10], up.pose(at(0.7)), atol=1e-12)
+    np.testing.assert_allclose(told.poses[12], at(1.3), atol=1e-12)
+    np.testing.assert_array_equal(told.poses[11], right[11])
+    scale.restart(np.eye(4))  # frames of an earlier chain
+    table.move_frames([PoseInSubmap(0, "", 0, at(0.9))])
+    np.testing.assert_allclose(told.poses[10], up.pose(at(0.7)), atol=1e-12)

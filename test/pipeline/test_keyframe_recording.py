@@ -70,6 +70,22 @@ def test_a_loop_moves_what_is_stored(recording):
         ) == (1.1, 7, 2)
 
 
+def test_a_correction_stores_the_submaps_that_it_has_moved_or_joined(recording, monkeypatch):
+    """And one that is not stored yet."""
+    stored, _folder = recording
+    at = [Similarity(1.0, R, np.array([0.0, 0, x])) for x in range(4)]
+    some = [Submap(id, 0, T) for id, T in enumerate(at)]
+    stored.place(some[:3])
+    placed = []
+    monkeypatch.setattr(KeyframeRecorder, "place", lambda self, them: placed.append(them))
+    rounding = Similarity(1.0, R, at[0].t + 1e-12)
+    some[0].T_map_submap, some[1].T_map_submap, some[2].component = rounding, at[0], 1
+    stored.move(some, dict(enumerate(at)), MapState())
+    assert [s.id for s in placed[0]] == [1, 2, 3]
+    stored.move(some, {s.id: s.T_map_submap for s in some}, MapState())
+    assert placed[1] == []
+
+
 def test_submaps_of_a_scene_that_begins_anew_are_stored_again(recording):
     stored, folder = recording
     f = frame(5, pose(4.0))

@@ -8,6 +8,7 @@ import pytest
 from support.inertial import UNIT, InertialWalk
 from support.pipelines import SIZE, settings
 
+from da3_ros.geometry.similarity import Similarity
 from da3_ros.inertial.gravity import GravityFilter
 from da3_ros.inertial.mount_check import MountCheck
 from da3_ros.pipeline.pipeline import Pipeline
@@ -77,6 +78,22 @@ def test_refined_poses_replace_those_that_were_given():
     filter.refine({i: good[i] for i in range(55)})
     follow(filter, walk, range(55, 61))
     assert filter.estimate().sigma < before / 2
+    assert error(filter) < 3 * filter.estimate().sigma
+
+
+def test_a_path_moves_with_its_map():
+    """Its first half in submaps that a correction has moved and scaled, as if half of the path
+    had another unit."""
+    walk, S = InertialWalk("drone", 3, 6), Similarity(1.3, np.eye(3), np.array([0.1, 0, 0]))
+    good = walk.poses.copy()
+    walk.poses[:30] = [S.inverse().pose(T) for T in good[:30]]
+    filter = follow(ImuFilter(), walk, range(55))
+    before = filter.newest.sigma
+    filter.move(dict.fromkeys(range(30), S))
+    for one in filter._keyframes:
+        np.testing.assert_allclose(one.T_local_camera, good[one.id], atol=1e-12)
+    follow(filter, walk, range(55, 61))
+    assert filter.newest.sigma < before / 2
     assert error(filter) < 3 * filter.estimate().sigma
 
 
