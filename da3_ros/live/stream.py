@@ -340,7 +340,6 @@ class Stream:
         self.session.memory.grow()
 
     def _deliver(self, scene_stream: SceneStream, frame: TrackedFrame) -> None:
-        scene_stream.pipeline.scene_map.level(frame)
         self.frame_counts.deliver()
         if self.publisher is None:
             self._publish(scene_stream, frame)

@@ -68,11 +68,15 @@ class Pipeline:
         Yields the frames that became ready, in stamp order of each camera. A frame with a repeated
         stamp, or one up to ``max_late_s`` back, is dropped and counted; a stamp farther back is a
         time jump, which resets window and odometry and keeps the map. A frame that cannot be
-        rectified is dropped with a warning. When the size of the network's images changes, shared
-        views are resized and odometry continues. A calibration may change, or come late: then the
-        newest view is rectified again, and odometry continues from it. The work is done while the
-        result is iterated.
+        rectified is dropped with a warning. The map is level once a frame that says what is up is
+        yielded. When the size of the network's images changes, shared views are resized and
+        odometry continues. A calibration may change, or come late: then the newest view is
+        rectified again, and odometry continues from it. The work is done while the result is
+        iterated.
         """
+        yield from self._levelled(self._push(frames))
+
+    def _push(self, frames: tuple[Frame, ...]) -> Iterator[TrackedFrame]:
         self.counters["received"] += len(frames)
         timely = [frame for frame in frames if self._in_time(frame)]
         if not timely:
@@ -92,12 +96,18 @@ class Pipeline:
     def flush(self) -> Iterator[TrackedFrame]:
         """Processes the views that wait for a full window, and measures the depth of the last
         keyframes; call at the end of a recording."""
-        yield from self._steps.flush()
+        yield from self._levelled(self._steps.flush())
         self.scene_map.close_loop(wait=True)
         self.scene_map.adjust(self.refinement.metre, self.odometry.chain, ends=True)
         if self._steps.take_lenses():
             self.scene_map.adjust(self.refinement.metre, self.odometry.chain, ends=True)
         self.scene_map.finish_depth()
+
+    def _levelled(self, frames: Iterator[TrackedFrame]) -> Iterator[TrackedFrame]:
+        """Yields the frames, once the map is as level as they say it is."""
+        for frame in frames:
+            self.scene_map.level(frame)
+            yield frame
 
     def prepare(self, frame: Frame) -> Frame:
         """Returns a frame as the network needs it, and starts detecting its features; only saves

@@ -163,8 +163,7 @@ class ReplayScene:
             self.take(result)
 
     def take(self, result: TrackedFrame) -> None:
-        """Write one delivered frame; the first one sets the pose of the map."""
-        self.pipeline.scene_map.level(result)
+        """Write one delivered frame."""
         self.results.add(result)
         if self.results.video is not None and self.results.leads(result):
             self.results.video.add(result, self.pipeline)

@@ -69,7 +69,6 @@ def run(truth, anchors, seed=0, level=False, pipeline=None, **values):
         given = Frame(f.stamp_ns, black, calibration=lens, T_level_camera=T_level,
                       anchors=tuple(anchors.get(i, ())))  # fmt: skip
         for r in pipeline.push(given):
-            pipeline.scene_map.level(r)
             T_ros_map = pipeline.scene_map.T_ros_map
             out.append((r, T_ros_map @ r.T_map_camera, r.T_odom_map @ r.T_map_camera))
     return pipeline, out

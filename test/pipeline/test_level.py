@@ -29,13 +29,11 @@ def camera():
 
 
 def walk(camera, frames, **values):
-    """Frames of a pipeline that is placed as node and replay place it."""
+    """A pipeline that has seen frames, and what it gave."""
     pipeline = Pipeline(settings(**values), TruthSession(camera))
     out = []
     for frame in frames:
-        for tracked in pipeline.push(frame):
-            pipeline.scene_map.level(tracked)
-            out.append(tracked)
+        out += pipeline.push(frame)
     return pipeline, out
 
 
@@ -49,6 +47,15 @@ def test_a_map_by_the_base_begins_there(camera):
     np.testing.assert_allclose(pipeline.scene_map.T_ros_map, level(camera[0]), atol=1e-9)
     for tracked in out:
         np.testing.assert_array_equal(tracked.T_level_camera, true_level(camera, tracked))
+
+
+def test_the_frames_of_a_flush_level_the_map_too(camera):
+    pipeline = Pipeline(settings(**{"window.new": 4}), TruthSession(camera))
+    for frame in robots_frames(camera, list(camera)[:3]):
+        assert not list(pipeline.push(frame))
+    assert not pipeline.scene_map.is_level
+    assert len(list(pipeline.flush())) == 3
+    np.testing.assert_allclose(pipeline.scene_map.T_ros_map, level(camera[0]), atol=1e-9)
 
 
 def test_without_a_base_the_map_is_not_level(camera):

@@ -41,9 +41,7 @@ def run(mount=None, gap=(), walk="carried", frames=FRAMES, network=TruthSession,
     out = []
     for k, (f, stretch) in enumerate(zip(frames, stretches, strict=True)):
         frame = to_frame(camera, f, imu=None if k in gap else stretch)
-        for tracked in pipeline.push(frame):
-            pipeline.scene_map.level(tracked)
-            out.append(tracked)
+        out += pipeline.push(frame)
     return pipeline, out, frames
 
 
@@ -179,8 +177,7 @@ def test_a_map_is_not_levelled_by_frames_whose_place_in_it_is_unknown():
         stamps = np.array([f.stamp_ns for f in one])
         samples = imu_samples(one.T_room_camera, stamps, noise=ImuNoise(), seed=2)
         for f, stretch in zip(one, [None, *samples.stretches(stamps)], strict=True):
-            for tracked in pipeline.push(to_frame(one, f, imu=stretch)):
-                pipeline.scene_map.level(tracked)
+            list(pipeline.push(to_frame(one, f, imu=stretch)))
     assert len(pipeline.map.components) == 2
     assert pipeline.scene_map.level_finder.up.sigma < 0.5 * pipeline.scene_map._up_sigma
     poses = {pose.stamp_ns: pose.T_map_camera for pose in pipeline.map.poses()}

@@ -118,8 +118,7 @@ def push(pipeline, frames, level=level_of, size=SIZE):
     black, lens = np.zeros((*size[::-1], 3), np.uint8), Calibration(*size, K)
     for f in frames:
         T = None if level is None else level(f.T_room_camera)
-        for out in pipeline.push(Frame(f.stamp_ns, black, calibration=lens, T_level_camera=T)):
-            pipeline.scene_map.level(out)
+        list(pipeline.push(Frame(f.stamp_ns, black, calibration=lens, T_level_camera=T)))
 
 
 # A square room of 6 m around the origin, seen by a camera that looks level, 1 m over the floor.

@@ -85,9 +85,7 @@ class SensorRig:
         out = []
         for i in range(len(self)):
             frameset = [self.frame(n, i, black=covered(n, i), **given(n, i)) for n in order]
-            for result in pipeline.push(*frameset):
-                pipeline.scene_map.level(result)
-                out.append(result)
+            out += pipeline.push(*frameset)
         return out
 
     def true(self, result):
