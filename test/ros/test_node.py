@@ -61,9 +61,10 @@ def test_log_of_rooms_is_throttled_by_kind_and_keeps_errors():
 
 
 def numbers_of(pose):
-    """Position, orientation and covariance of a PoseWithCovariance."""
+    """Position, orientation and covariance of a PoseWithCovariance, or of a FramePose, which has
+    none."""
     p, q = pose.pose.position, pose.pose.orientation
-    return [p.x, p.y, p.z, q.x, q.y, q.z, q.w, *pose.covariance]
+    return [p.x, p.y, p.z, q.x, q.y, q.z, q.w, *getattr(pose, "covariance", ())]
 
 
 def test_live_without_drops_equals_replay_bit_by_bit(tmp_path):
@@ -78,14 +79,17 @@ def test_live_without_drops_equals_replay_bit_by_bit(tmp_path):
         depths = [m for _, m in recording.messages("/da3/depth/image")]
         poses = [m for _, m in recording.messages("/da3/pose")]
         motion = [m for _, m in recording.messages("/da3/odom")]
+        windows = [m for _, m in recording.messages("/da3/window")]
     with Rig(**half) as rig:
         live_depth = rig.listen("/da3/depth/image", "sensor_msgs/msg/Image")
         live_pose = rig.listen("/da3/pose", "geometry_msgs/msg/PoseWithCovarianceStamped")
         live_motion = rig.listen("/da3/odom", "nav_msgs/msg/Odometry")
+        live_windows = rig.listen("/da3/window", "da3_ros/msg/Window")
         rig.ready()
         for i, frame in enumerate(frames):
             rig.show(camera, frame)
             rig.until(lambda n=i: min(map(len, (live_depth, live_pose, live_motion))) > n)
+        rig.until(lambda: len(live_windows) == len(windows))
     assert [rt.stamp_ns(m) for m in live_depth] == [f.stamp_ns for f in frames]
     for live, recorded in zip(live_depth, depths, strict=True):
         assert bytes(live.data) == bytes(recorded.data)
@@ -95,6 +99,9 @@ def test_live_without_drops_equals_replay_bit_by_bit(tmp_path):
     for live, recorded in zip(live_motion, motion, strict=True):
         assert numbers_of(live.pose) == numbers_of(recorded.pose)
         assert list(live.twist.covariance) == list(recorded.twist.covariance)
+    for live, recorded in zip(live_windows, windows, strict=True):
+        assert [*map(numbers_of, live.frames)] == [*map(numbers_of, recorded.frames)]
+    assert len(windows[-1].frames) > 1
 
 
 def test_every_topic_comes_with_its_type_frame_and_stamp():
