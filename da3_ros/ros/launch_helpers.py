@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 from collections.abc import Iterable, Mapping
@@ -9,13 +10,17 @@ from typing import Any
 
 from da3_ros.live.missing_input_hints import profile_file
 
+log = logging.getLogger(__name__)
+
 # The second name is that of Humble's Fast DDS; later versions warn if it is set.
 PROFILE_VARIABLES = ("FASTDDS_DEFAULT_PROFILES_FILE", "FASTRTPS_DEFAULT_PROFILES_FILE")
 # The files in config/ that `preset` selects.
 PRESETS = (
     "realtime", "cpu", "jetson", "replay", "detail", "balanced", "memory", "quality",
-    "budget_4gb", "budget_8gb", "budget_12gb", "budget_16gb", "budget_24gb",
+    "budget_4gb", "budget_8gb", "budget_12gb", "budget_16gb", "budget_24gb", "low_memory",
 )  # fmt: skip
+# Of these, old names that launch lines may have, and what to name instead.
+OLD_PRESETS = {"low_memory": "budget_4gb"}
 
 
 def image_profile(environment: Mapping[str, str]) -> dict[str, str]:
@@ -52,12 +57,17 @@ def parameter_files(values: Mapping[str, str], share: str) -> list[str]:
     """Returns the paths of ``preset`` and ``params_file``: later ones override earlier ones.
 
     share: the package's share folder. The defaults come before a preset, since they set every
-    parameter; a file of the user's comes after it. Raises RuntimeError as ``parameter_file``.
+    parameter; a file of the user's comes after it. An old name is warned of. Raises RuntimeError
+    as ``parameter_file``.
     """
     files, preset = [parameter_file(values)], values["preset"]
+    config = os.path.join(share, "config")
     if preset:
-        default = files == [os.path.join(share, "config", "da3.yaml")]
-        files.insert(default, os.path.join(share, "config", f"{preset}.yaml"))
+        default = files == [os.path.join(config, "da3.yaml")]
+        files.insert(default, os.path.join(config, f"{preset}.yaml"))
+    for old, new in OLD_PRESETS.items():
+        if os.path.join(config, f"{old}.yaml") in files:
+            log.warning("%s is an old preset: take %s instead", old, new)
     return files
 
 

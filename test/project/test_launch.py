@@ -480,7 +480,7 @@ def files_of(words):
     return [Path(p).name for p in after(words, "--params-file")]
 
 
-def test_a_preset_overrides_the_defaults_and_no_file_of_the_users(tmp_path):
+def test_a_preset_overrides_the_defaults_and_no_file_of_the_users(tmp_path, caplog):
     share, mine = ROOT, tmp_path / "mine.yaml"
     mine.write_text("{}")
     default = str(share / "config" / "da3.yaml")
@@ -494,6 +494,11 @@ def test_a_preset_overrides_the_defaults_and_no_file_of_the_users(tmp_path):
     assert files("cpu", str(mine)) == [preset, str(mine)]
     with pytest.raises(RuntimeError, match="is not a file"):
         files("cpu", str(tmp_path / "none.yaml"))
+    assert not caplog.records
+    old = str(share / "config" / "low_memory.yaml")
+    assert files("low_memory", default) == [default, old]
+    assert files("", old) == [old]
+    assert caplog.messages == 2 * ["low_memory is an old preset: take budget_4gb instead"]
 
 
 @pytest.mark.parametrize("name", ["da3", "multi_camera"])

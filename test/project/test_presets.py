@@ -17,6 +17,7 @@ from da3_ros.inference.devices import Cpu
 from da3_ros.inference.planner import GIB, ORDER, Request, is_full, make_plan
 from da3_ros.network import MODELS
 from da3_ros.parameter_schema import flatten
+from da3_ros.ros.launch_helpers import OLD_PRESETS
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "config"
@@ -31,6 +32,7 @@ PRESETS = ("realtime", "cpu", "jetson", "replay", "detail", *PUBLISHED, *CARDS_G
 LONGEST = 64  # views; longer windows are limited by time (docs/tuning.md)
 NEW = 8  # views of a budget preset for each new one
 each_preset = pytest.mark.parametrize("name", PRESETS)
+each_file = pytest.mark.parametrize("name", [*PRESETS, *OLD_PRESETS])
 each_budget = pytest.mark.parametrize("name", CARDS_GB)
 each_published = pytest.mark.parametrize("name", PUBLISHED)
 
@@ -81,21 +83,29 @@ def fits(name, **changes):
 
 
 def test_no_other_files_lie_there():
-    assert {f.stem for f in CONFIG.glob("*.yaml")} == {"da3", "nav2_costmap", *PRESETS}
+    names = {f.stem for f in CONFIG.glob("*.yaml")}
+    assert names == {"da3", "nav2_costmap", *PRESETS, *OLD_PRESETS}
 
 
-@each_preset
+@each_file
 def test_every_key_is_a_parameter_in_range(name):
     config = config_from_parameters(values(name), NodeConfig)
     assert config == load_config(CONFIG / f"{name}.yaml", []), "the same for node and replay"
     assert config != NodeConfig()
 
 
-@each_preset
+@each_file
 def test_file_begins_with_what_it_is_for(name):
     first = text(name).splitlines()[0]
     assert first.startswith("# ")
     assert len(first) > 30
+
+
+def test_an_old_preset_names_the_new_one():
+    for old, new in OLD_PRESETS.items():
+        assert new in PRESETS
+        assert f"take {new} instead" in text(old).splitlines()[0]
+        assert fits(old)
 
 
 @each_preset
