@@ -177,7 +177,7 @@ def add_keyframe(
     overlap_view = OverlapView(view, K, T, pixels, depth, depth, submap=n // KEYFRAMES)
     if n % KEYFRAMES == 0:
         submaps.keep(closure.submaps_in_use)
-        submaps.add(Submap(n // KEYFRAMES, 0, Similarity.from_pose(T)))
+        submaps.add_submap(Submap(n // KEYFRAMES, 0, Similarity.from_pose(T)))
     submaps.set_view(overlap_view)
     submaps.share([n])
     closure.add_keyframe(n, rng.normal(size=dimensions).astype(np.float32))

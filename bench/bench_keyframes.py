@@ -69,16 +69,19 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     recorder = KeyframeRecorder(folder, counters=counters, wait=False)
     recording = KeyframeRecording(recorder)
     pipeline.scene_map.record(recording)
-    with timing(recording, "add") as on_frame, timing(PlacedWindow, "unfiltered_depth") as before:
+    with (
+        timing(recording, "add_frame") as on_frame,
+        timing(PlacedWindow, "unfiltered_depth") as before,
+    ):
         for f in frames:
             for _ in pipeline.push(Frame(f.stamp_ns, f.image, calibration=camera.calibration)):
                 time.sleep(1 / options.rate)
     pipeline.scene_map.finish_recording()
     with StoredScene.open(folder) as stored:
         writer = StoreWriter(folder / "again")
-        with timing(writer, "add") as on_thread:
+        with timing(writer, "add_keyframe") as on_thread:
             for key in stored.images:
-                writer.add(stored.load(key))
+                writer.add_keyframe(stored.load(key))
         writer.journal.close()
         start = time.perf_counter()
         derived_scene(stored, readable_keyframes(stored, DepthFilters()), DepthFilters())

@@ -66,7 +66,7 @@ def growth(keyframes: int) -> dict[str, float]:
         frame = frames[i % len(frames)]
         object.__setattr__(frame, "T_local_camera", T)
         start = time.process_time()  # independent of other load on the machine
-        store.add(frame)
+        store.add_frame(frame)
         times.append(time.process_time() - start)
     # Quarters hold whole submaps: within a submap the cost rises with the size of its tables.
     quarter = len(times) // 4

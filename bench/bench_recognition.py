@@ -327,7 +327,7 @@ def times_of(closure: LoopClosure, submaps: MapTable, count: int) -> dict[str, l
     for k in range(50):
         submap = count // 16 + 1 + k // 16
         if submap not in submaps.submaps:
-            submaps.add(Submap(submap, 0, IDENTITY))
+            submaps.add_submap(Submap(submap, 0, IDENTITY))
         descriptor = descriptor_of(count + k)
         submaps.set_view(replace(view_of(count + k), submap=submap))
         submaps.share([count + k])

@@ -112,8 +112,8 @@ def _scene(size: tuple[int, int], frames: int) -> dict[str, float]:
     noise = Noise(0.01, 0.01, 0.003, 0.1, 0.005)
     settings = config_from_parameters({"process_res": max(size)})
     pipeline = Pipeline(settings, TruthSession(seen, noise=noise))
-    join, grow = TimedCall(pipeline.odometry.place), TimedCall(pipeline.scene_map.add)
-    pipeline.odometry.place, pipeline.scene_map.add = join, grow  # type: ignore[method-assign]
+    join, grow = TimedCall(pipeline.odometry.place), TimedCall(pipeline.scene_map.add_frame)
+    pipeline.odometry.place, pipeline.scene_map.add_frame = join, grow  # type: ignore[method-assign]
     aligned, mapped, keyframes = [], [], []
     for frame in seen:
         join.ms = grow.ms = 0.0

@@ -90,7 +90,7 @@ def hand_as_noise(frames: list[SyntheticFrame], _: list[SyntheticFrame]) -> Faul
     return covered(frames, noise)
 
 
-def mover(frames: list[SyntheticFrame], others: list[SyntheticFrame]) -> Faulty:
+def other_room(frames: list[SyntheticFrame], others: list[SyntheticFrame]) -> Faulty:
     """In the middle third the left half shows another camera's walk through another room: half of
     the image moves on its own. Its depth is that of the other room, as it is seen."""
     half = frames[0].image.shape[1] // 2
@@ -117,7 +117,7 @@ def mixed_up(share: float) -> Fault:
 
 FAULTS: dict[str, Fault] = {
     "none": clean, "each frame thrice": each_thrice, "stand": stand, "hand": hand,
-    "hand as noise": hand_as_noise, "mover": mover, "exposure": exposure,
+    "hand as noise": hand_as_noise, "mover": other_room, "exposure": exposure,
     "10 % wrong matches": mixed_up(0.1), "30 % wrong matches": mixed_up(0.3),
 }  # fmt: skip
 

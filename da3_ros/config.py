@@ -288,7 +288,7 @@ class MapConfig:
     )
     remove_movers: bool = option(
         True,
-        "whether points leave the map that later keyframes look through: what moved away. Also "
+        "whether dynamic points are removed: those that later keyframes see through. Also "
         "thin or glassy things that depth misses now and then",
     )
     export_guessed: bool = option(

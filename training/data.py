@@ -2,7 +2,7 @@
 
 Rooms are rendered once into a pool on the training device. Each window is drawn from the pool with
 its own views, order, mirroring, crop, exposure and noise. This module does not depend on the
-network. Poses are T_room_camera or T_ref_camera, K follows the corner rule,
+network. Poses are T_room_camera or T_window_camera, K follows the corner rule,
 depth is z-depth, +Inf for sky.
 """
 
@@ -288,7 +288,7 @@ class Batch:
 
     images: Tensor  # [B, N, 3, H, W] float32, ImageNet-normalised
     depth: Tensor  # [B, N, H, W] float32, +Inf for sky
-    T_ref_camera: Tensor  # [B, N, 4, 4] float32, the first view is the reference
+    T_window_camera: Tensor  # [B, N, 4, 4] float32, the first view is the reference
     K: Tensor  # [B, N, 3, 3] float32
     scale_m: Tensor  # [B]
 
@@ -303,7 +303,7 @@ class Batch:
             self,
             images=self.images[:, keep],
             depth=self.depth[:, keep],
-            T_ref_camera=self.T_ref_camera[:, keep],
+            T_window_camera=self.T_window_camera[:, keep],
             K=self.K[:, keep],
         )
 
@@ -457,7 +457,7 @@ def scene_scale(depth: Tensor, K: Tensor) -> Tensor:
 
 
 def noisy_poses(batch: Batch, rotation_deg: float, translation: float, seed: int) -> Tensor:
-    """Returns T_ref_camera [B, N, 4, 4] in metres with noise like that of odometry.
+    """Returns T_window_camera [B, N, 4, 4] in metres with noise like that of odometry.
 
     Each window has its own noise level, uniform up to ``rotation_deg`` of rotation and up to
     ``translation`` times the distance from the reference; the reference itself is exact.
@@ -465,7 +465,7 @@ def noisy_poses(batch: Batch, rotation_deg: float, translation: float, seed: int
     B, N = batch.depth.shape[:2]
     g = torch.Generator(batch.depth.device).manual_seed(seed)
     draw = {"generator": g, "device": batch.depth.device}
-    T = batch.T_ref_camera.clone()
+    T = batch.T_window_camera.clone()
     T[..., :3, 3] *= batch.scale_m[:, None, None]
     angle = torch.rand(B, 1, 1, **draw) * np.radians(rotation_deg) / 3**0.5
     axis = torch.randn(B, N, 3, **draw) * angle
@@ -481,6 +481,6 @@ def noisy_poses(batch: Batch, rotation_deg: float, translation: float, seed: int
     return T
 
 
-def conditioning_extrinsics(T_ref_camera: Tensor) -> Tensor:
+def conditioning_extrinsics(T_window_camera: Tensor) -> Tensor:
     """Returns extrinsics [B, N, 4, 4] for the camera encoder, as inference computes it."""
-    return normalize_poses(T_ref_camera).extrinsics
+    return normalize_poses(T_window_camera).extrinsics

@@ -53,7 +53,7 @@ class Estimate:
     """Depth and poses that a method estimates for B windows of N views."""
 
     depth: Tensor  # [B, N, H, W]
-    T_ref_camera: Tensor  # [B, N, 4, 4], lengths in any unit
+    T_window_camera: Tensor  # [B, N, 4, 4], lengths in any unit
 
 
 # Windows ----------------------------------------------------------------------------------------
@@ -85,8 +85,8 @@ def split(batch: Batch, views: int) -> list[tuple[slice, Batch]]:
     for first in range(0, LARGEST, views):
         keep = slice(first, first + views)
         part = batch.views(keep)
-        T = torch.linalg.inv(part.T_ref_camera[:, :1]) @ part.T_ref_camera
-        parts.append((keep, replace(part, T_ref_camera=T)))
+        T = torch.linalg.inv(part.T_window_camera[:, :1]) @ part.T_window_camera
+        parts.append((keep, replace(part, T_window_camera=T)))
     return parts
 
 
@@ -99,7 +99,7 @@ def run_network(
 ) -> Estimate:
     """Returns the network's estimate, computed for ``chunk`` windows at a time.
 
-    poses_given: T_ref_camera [B, N, 4, 4] in metres, or None for images only.
+    poses_given: T_window_camera [B, N, 4, 4] in metres, or None for images only.
     """
     given = None if poses_given is None else conditioning_extrinsics(poses_given)
     depth, poses = [], []
@@ -186,7 +186,7 @@ def pose_errors(estimate: Estimate, truth: Batch, share: Tensor) -> PoseErrors:
     def relative(T: Tensor) -> Tensor:
         return torch.linalg.inv(T[:, i].double()) @ T[:, j].double()
 
-    ours, true = relative(estimate.T_ref_camera), relative(truth.T_ref_camera)
+    ours, true = relative(estimate.T_window_camera), relative(truth.T_window_camera)
     rotation = angle_between(ours[..., :3, :3], true[..., :3, :3])
     direction = direction_error(ours[..., :3, 3], true[..., :3, 3])
     known = torch.where(truth.depth.isfinite(), truth.depth, torch.nan)

@@ -48,7 +48,7 @@ def total_loss(
     if truth.depth.shape[1] > 1:
         terms["flow"] = flow_loss(output.probes, truth)
     if output.attention and truth.depth.shape[1] > 1:
-        matches = patch_matches(truth.depth, truth.T_ref_camera, truth.K)
+        matches = patch_matches(truth.depth, truth.T_window_camera, truth.K)
         terms["attention"] = attention_loss(output.attention, matches, truth.depth.shape[1])
     if output.dense is not None:
         terms |= dense_losses(output.dense, truth, weights.trust)
@@ -72,10 +72,10 @@ def total_loss(
 
 def camera_losses(cameras: Cameras, truth: Batch) -> dict[str, Tensor]:
     """Returns Huber losses of the centre, of the quaternion up to its sign, and of the FOV."""
-    q = quaternion_from_matrix(truth.T_ref_camera[..., :3, :3])
+    q = quaternion_from_matrix(truth.T_window_camera[..., :3, :3])
     same = (cameras.quaternion * q).sum(-1, keepdim=True) >= 0
     q = torch.where(same, q, -q)
-    centre = truth.T_ref_camera[..., :3, 3]
+    centre = truth.T_window_camera[..., :3, 3]
     return {
         "centre": F.smooth_l1_loss(cameras.centre, centre, beta=0.05),
         "quaternion": F.smooth_l1_loss(cameras.quaternion, q, beta=0.01),
@@ -105,7 +105,7 @@ def dense_losses(dense: Dense, truth: Batch, trust: float) -> dict[str, Tensor]:
         "sky": trust * _mean(confidence.log(), ~known),
     }
     if dense.ray is not None and dense.ray_confidence is not None:
-        rays = ray_map(truth.T_ref_camera, truth.K, truth.size, dense.ray.shape[2:4])
+        rays = ray_map(truth.T_window_camera, truth.K, truth.size, dense.ray.shape[2:4])
         residual = (dense.ray.float() - rays).abs().mean(-1)
         terms["ray"] = _confidence_weighted(residual, dense.ray_confidence.float(), trust).mean()
     return terms
@@ -170,7 +170,7 @@ def probe_loss(probes: list[Tensor], truth: Batch) -> Tensor:
     log_depth = torch.where(known, depth, 1.0).log()
     log_depth = log_depth.sum(-1) / known.sum(-1).clamp_min(1)
     mostly = known.float().mean(-1) > 0.5
-    rays = ray_map(truth.T_ref_camera, truth.K, truth.size, (H // PATCH, W // PATCH))
+    rays = ray_map(truth.T_window_camera, truth.K, truth.size, (H // PATCH, W // PATCH))
     rays = rays.flatten(2, 3)
     losses = [
         _mean((p[..., 0] - log_depth).abs(), mostly) + (p[..., 1:7] - rays).abs().mean()
@@ -185,7 +185,7 @@ def flow_loss(probes: list[Tensor], truth: Batch) -> Tensor:
     Attention to the right patch is not enough: the values must contain the position of that patch.
     The unit is the image width; only patches that are visible in the reference view count.
     """
-    moved, visible = flow_to_reference(truth.depth, truth.T_ref_camera, truth.K)
+    moved, visible = flow_to_reference(truth.depth, truth.T_window_camera, truth.K)
     losses = [_mean((p[:, 1:, :, 7:] - moved).abs().mean(-1), visible) for p in probes]
     return torch.stack(losses).mean()
 

@@ -183,7 +183,7 @@ class DepthMeasurement:
             arrays += [] if s is None else [s.search.depth, s.search.decided, s.search.disparity]
         return sum(a.nbytes for a in arrays if a is not None)
 
-    def add(self, keyframe: Measurable) -> None:
+    def add_keyframe(self, keyframe: Measurable) -> None:
         """Adds the newest keyframe."""
         self._chain, self._idle = keyframe.chain, 0
         for entry in self._entries.values():

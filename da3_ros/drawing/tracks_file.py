@@ -63,7 +63,7 @@ class TrackSampler:
         self._track_history = track_history
         self._frames: UniformSampler[FrameTracks] = UniformSampler(MOST_FRAMES)
 
-    def add(self, frame: TrackedFrame) -> None:
+    def add_frame(self, frame: TrackedFrame) -> None:
         """Add the stream's next frame, right after it is delivered."""
         if frame.window.refined and not frame.blind:
             self._frames.add(lambda: self._taken(frame))

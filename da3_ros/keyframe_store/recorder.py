@@ -1,7 +1,7 @@
 """Stores keyframes in a thread of its own, so that frames do not wait for the disk.
 
-Any failure of the disk pauses storing, with one line; later keyframes try again. What moves
-submaps and poses meanwhile is kept and written then, so that what is stored stays right.
+Any failure of the disk pauses storing, with one line; later keyframes try again. Updates of
+submaps and poses are buffered meanwhile, so that what is stored stays right.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class KeyframeRecorder:
         self._thread = threading.Thread(target=self._run, name="da3-keyframes", daemon=True)
         self._thread.start()
 
-    def add(self, keyframe: Keyframe) -> None:
+    def add_keyframe(self, keyframe: Keyframe) -> None:
         """Stores a keyframe, after all that was given before."""
         if not self._room.acquire(blocking=self._wait):
             self._counters["keyframes_not_stored"] += 1
@@ -255,7 +255,7 @@ class KeyframeRecorder:
                 if isinstance(keyframe, MeasuredKeyframe):
                     writer.measure(keyframe)
                 else:
-                    writer.add(keyframe)
+                    writer.add_keyframe(keyframe)
             self._share.set_size(writer.journal.size)
         except LimitError as error:
             self._pause(str(error))

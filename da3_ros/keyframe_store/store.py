@@ -121,7 +121,7 @@ class StoreWriter:
         """As ``open_journal``."""
         self.journal = open_journal(folder, end)
 
-    def add(self, keyframe: Keyframe) -> None:
+    def add_keyframe(self, keyframe: Keyframe) -> None:
         """Appends a keyframe: its frame and its images, or neither. Raises OSError."""
         depth, low, high = encode_depth(keyframe.depth)
         descriptor = b"" if keyframe.descriptor is None else keyframe.descriptor.astype("<f2")

@@ -123,7 +123,7 @@ class KeyframeSelector:
         self._newest.clear()
         self._drop_others()
 
-    def add(
+    def add_view(
         self, overlap_view: OverlapView, keyframe: bool, descriptor: Array | None = None
     ) -> None:
         """Adds a view to the newest ones, and to the keyframes if it is one."""

@@ -223,7 +223,7 @@ class LoopClosure(MapListener):
             row, descriptor=np.array(descriptor), typical_depth=float(np.median(row.depth)),
             variance_in_submap=own / [1, 1, unit[0] ** 2],
         )  # fmt: skip
-        self.keyframes.add(keyframe, self._max_bytes, keep_all=self._is_localized)
+        self.keyframes.add_keyframe(keyframe, self._max_bytes, keep_all=self._is_localized)
         self.candidates.restart()
 
     def add_up(self, submap: int, up: Up) -> None:
@@ -341,7 +341,7 @@ class LoopClosure(MapListener):
         """Takes over what recognises saved maps, after their submaps; it has nothing yet."""
         for id, T_map_submap in saved.T_map_submap.items():
             if id not in self._submaps.submaps:  # without points and poses
-                self._submaps.add(Submap(id, 0, T_map_submap))
+                self._submaps.add_submap(Submap(id, 0, T_map_submap))
         self._graph.restore(saved.nodes, saved.edges)
         self.keyframes.restore(numbered(saved.keyframes))
         for absorbed in self._graph.enforce_limits():  # of several scenes together

@@ -120,7 +120,7 @@ class LoopKeyframes:
         in_memory, each = self._size
         return (len(self) - self._on_disk) * in_memory + self._on_disk * each
 
-    def add(self, keyframe: ViewRow, max_bytes: int, *, keep_all: bool = False) -> None:
+    def add_keyframe(self, keyframe: ViewRow, max_bytes: int, *, keep_all: bool = False) -> None:
         """Adds the newest keyframe; moves others to the disk, or forgets them, so that all take
         at most ``max_bytes`` (0: no limit).
 

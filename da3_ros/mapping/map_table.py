@@ -208,7 +208,7 @@ class MapTable:
         for listener in self.listeners:
             listener.on_clear()
 
-    def add(self, submap: Submap) -> None:
+    def add_submap(self, submap: Submap) -> None:
         """Adds a submap."""
         self.submaps[submap.id] = submap
 

@@ -213,7 +213,7 @@ class SubmapStore:
         if self.components_of_scene.merge(tied, self.all_submaps().values()):
             self.revision = next(_REVISIONS)
 
-    def add(self, frame: LocalFrame, *, waiting: bool = False) -> tuple[Submap, Array]:
+    def add_frame(self, frame: LocalFrame, *, waiting: bool = False) -> tuple[Submap, Array]:
         """Adds a frame's pose, and a keyframe's points and image; returns its submap, and its pose
         [4, 4] there.
 
@@ -225,7 +225,7 @@ class SubmapStore:
         submap.keyframes += frame.keyframe
         room = self.limits.memory_mb * 2**20 // (4 * ROW.itemsize)
         self.table.path.max_poses = min(MAX_POSES, room) if room else MAX_POSES
-        self._shown_path.add(frame, T, submap.id, S.scale)
+        self._shown_path.add_pose(frame, T, submap.id, S.scale)
         if frame.keyframe and self.limits.enabled and self.localized is None:
             camera = self.table.T_map_camera(frame.T_local_camera).t
             if self.limits.keep_images:
@@ -294,7 +294,7 @@ class SubmapStore:
         for submap in saved.submaps:
             one = replace(submap, cloud=join([]), images={}, moved=[])
             self.submaps[one.id] = one
-            self.table.add(one)
+            self.table.add_submap(one)
             self.components_of_scene.note(one)
             self.points.restore(one, submap.cloud, submap.images)
             self._next = max(self._next, one.id + 1)
@@ -366,7 +366,7 @@ class SubmapStore:
             begin = self.table.T_map_camera(frame.T_local_camera)
             submap = Submap(self._next, self._chain, begin)
             submap.component = self.components_of_scene.current
-            self.table.add(submap)
+            self.table.add_submap(submap)
             self.components_of_scene.note(submap)
             self._next += 1
             if self.localized is not None:

@@ -200,7 +200,7 @@ class Trajectory:
         chosen = np.concatenate((_even(at, most), _even(keys, keyframes), at[-1:]))
         return Poses(rows[np.unique(chosen)], tuple(self._cameras), self._leaders)
 
-    def add(
+    def add_pose(
         self, frame: LocalFrame, T_submap_camera: Array, submap: int, unit: float = 1.0
     ) -> None:
         """Adds the pose of a frame, in the frame of its submap; unit: of odometry, per unit of

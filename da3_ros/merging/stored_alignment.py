@@ -128,7 +128,7 @@ class StoredAlignment:
         centres, other_centres = (
             np.array([
                 self.poses.move(n).points(T[:3, 3])
-                for n, T in zip(at.tolist(), one.T_scene_camera, strict=True)
+                for n, T in zip(at.tolist(), one.T_map_camera, strict=True)
             ])
             for one, at in ((asked, nodes), (others, other_nodes))
         )  # fmt: skip
@@ -155,10 +155,10 @@ class StoredAlignment:
             return None
         other = int(other_nodes[chosen[0]])
         start = self.poses.move(other).inverse() @ self.poses.move(node)
-        T = asked.T_scene_camera[number]
+        T = asked.T_map_camera[number]
         views: list[TrackedView] = []
         for k in chosen:
-            held = others.view(k, len(views), others.T_scene_camera[k], 1.0)
+            held = others.view(k, len(views), others.T_map_camera[k], 1.0)
             if held is not None:
                 views.append(held)
         own = asked.view(number, len(views), start.pose(T), start.scale)

@@ -45,7 +45,7 @@ class StoredViews:
         frames = [self._stored.frames[k] for k in self._keys]
         self._scale = [poses[f.submap].scale for f in frames]
         self.submap = np.array([f.submap + one.first_submap for f in frames], int)  # new ids
-        self.T_scene_camera = np.array(
+        self.T_map_camera = np.array(
             [poses[f.submap].pose(f.T_submap_camera) for f in frames]
         ).reshape(-1, 4, 4)
         self._K = np.array([f.K for f in frames]).reshape(-1, 3, 3)
@@ -84,13 +84,13 @@ class StoredViews:
         known = np.isfinite(depth)
         pixel = np.column_stack((column + 0.5, row + 0.5, np.ones(len(row))))[known]
         x = depth[known, None] * pixel @ np.linalg.inv(self._K[number]).T
-        T = self.T_scene_camera[number]
+        T = self.T_map_camera[number]
         return np.asarray(x @ T[:3, :3].T + T[:3, 3])
 
     def shares(self, some: Array, points: Array) -> Array:
         """Returns which share [S] of points [M, 3] in the scene lies in the image of each of
         ``some`` keyframes [S]."""
-        T = self.T_scene_camera[some]
+        T = self.T_map_camera[some]
         x = np.einsum("nji,nmj->nmi", T[:, :3, :3], points[None] - T[:, None, :3, 3])
         pixel = np.einsum("nij,nmj->nmi", self._K[some], x)
         with np.errstate(invalid="ignore", divide="ignore"):

@@ -171,9 +171,9 @@ class DepthMapping:
         unknown."""
         self._metres = metres
 
-    def add(self, keyframe: Measurable) -> None:
+    def add_keyframe(self, keyframe: Measurable) -> None:
         """Adds the newest keyframe."""
-        self.measurement.add(keyframe)
+        self.measurement.add_keyframe(keyframe)
         self.so_far.arrive(self.config.max_ms)
 
     def end_window(self, poses: Poses, makers: Makers) -> list[Found]:

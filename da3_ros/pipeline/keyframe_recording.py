@@ -41,7 +41,7 @@ class KeyframeRecording:
         # Chain and component of the submaps that are stored.
         self._stored: dict[int, tuple[int, int]] = {}
 
-    def add(
+    def add_frame(
         self, frame: LocalFrame, data: KeyframeData | None, submap: Submap, T_submap_camera: Array,
         unit: float, state: MapState,
     ) -> None:  # fmt: skip
@@ -63,7 +63,7 @@ class KeyframeRecording:
             self._recorder.add_frame(pose)
             return
         self._recorder.set_map(state)
-        self._recorder.add(
+        self._recorder.add_keyframe(
             Keyframe(
                 pose, scaled_depth(data.depth, 1 / unit), frame.confidence, data.image,
                 data.descriptor, data.tracks, data.splats,

@@ -339,7 +339,7 @@ class SceneMap(MapListener):
         recording, self.recording = self.recording, None
         return recording.finish(self._map_state(), timeout_s)
 
-    def add(
+    def add_frame(
         self, frame: LocalFrame, data: KeyframeData | None = None, *, measure: bool = False
     ) -> int:
         """Adds a frame to the map.
@@ -352,21 +352,21 @@ class SceneMap(MapListener):
             return NO_SUBMAP
         measure &= data is not None and not self.localizes
         frame = self._without_smears(frame)
-        submap, T_submap_camera = self.submaps.add(frame, waiting=measure)
+        submap, T_submap_camera = self.submaps.add_frame(frame, waiting=measure)
         unit = self.table.T_local_submap(submap.id).scale
         if not self.localizes:
             self.floor_map.add(
                 frame, submap.id, T_submap_camera, unit, self._T_ros_map, waiting=measure
             )
         if measure and data is not None:
-            self.dense.add(Measurable(
+            self.dense.add_keyframe(Measurable(
                 frame.id, frame.window.chain, submap.id, frame.camera, frame.stamp_ns, frame.image,
                 frame.K, scaled_depth(data.depth, 1 / unit), frame.confidence, data.returns,
                 data.by_images,
             ))  # fmt: skip
         if self._recorder is not None:
             self._unit = frame.window.unit
-            self._recorder.add(frame, data, submap, T_submap_camera, unit, self._map_state())
+            self._recorder.add_frame(frame, data, submap, T_submap_camera, unit, self._map_state())
         self._forget_poses()
         return submap.id
 
@@ -528,7 +528,7 @@ class SceneMap(MapListener):
             self._recorder.correct(f for f in frames if f.submap in self.submaps.submaps)
 
     def adopt(self, refined: RefinedWindow) -> None:
-        """Takes over what refinement has changed of earlier windows, and the unit of odometry.
+        """Applies the poses of earlier windows that were refined, and the unit of odometry.
 
         Odometry stays where it was.
         """

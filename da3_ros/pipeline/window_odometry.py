@@ -197,7 +197,7 @@ class WindowOdometry:
         self, overlap_view: OverlapView, *, keyframe: bool, descriptor: Array | None = None
     ) -> None:
         """Makes a view available to later windows. descriptor: [D] as in ``Prediction``."""
-        self.overlap_views.add(overlap_view, keyframe, descriptor)
+        self.overlap_views.add_view(overlap_view, keyframe, descriptor)
         self.uncertainty.enter_submap(overlap_view.submap, overlap_view.view.id)
 
     def apply_refinement(self, refined: RefinedWindow) -> None:

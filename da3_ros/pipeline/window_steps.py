@@ -1,6 +1,8 @@
 """The order of steps for each window: infer, place, update the map, deliver.
 
-Owns the four collaborators and nothing else.
+Owns the parts that the steps ask: builder, session, odometry, refinement, map, features of places,
+gyro, search for the pose, standing, blind frames. Of its own it has what one window leaves for the
+next: whether the robot stands, a gap that a gyro bridges, faults of the IMU that were logged.
 """
 
 from __future__ import annotations
@@ -234,7 +236,7 @@ class WindowSteps(MapListener):
             frame = placed.frame(prepared, index, report, self.config.depth)
             frame = self._levelled(frame, prepared.view, still=True)
             frame = self.scene_map.corrected(frame)
-            self.scene_map.add(frame)
+            self.scene_map.add_frame(frame)
             self.counters["processed"] += 1
             self.counters["frames_standing"] += 1
             self.pose_search.add(frame.stamp_ns, known=True)
@@ -369,7 +371,7 @@ class WindowSteps(MapListener):
             data = self._keyframe_data(prepared, index, placed, descriptor)
             points = None if returns is None else returns.points
             data = dataclasses.replace(data, returns=points, by_images=by_images)
-        submap = self.scene_map.add(frame, data, measure=measure)
+        submap = self.scene_map.add_frame(frame, data, measure=measure)
         if overlap_view is not None:
             self.odometry.share(
                 dataclasses.replace(overlap_view, submap=submap),

@@ -238,7 +238,7 @@ class _Reader:
         else:
             name = f"{type(there).__module__}.{type(there).__qualname__}"
             if kind != "kept" or there is _NOTHING or name not in (node["type"], _none_name):
-                raise StateError(f"the program has no {node.get('type', kind)} where one was")
+                raise StateError(f"the state has {node.get('type', kind)}, this program does not")
             self._made[index] = there
 
     def _make_object(self, index: int, node: dict[str, Any], there: Any) -> None:

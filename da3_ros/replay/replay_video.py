@@ -28,7 +28,7 @@ class ReplayVideo:
         self._window = -1  # the newest one
         self._waited = 0  # windows since the map was drawn
 
-    def add(self, frame: TrackedFrame, pipeline: Pipeline) -> None:
+    def add_frame(self, frame: TrackedFrame, pipeline: Pipeline) -> None:
         """Draw the next delivered frame of a pipeline. Raises OSError."""
         scene = None
         if frame.window.id != self._window:

@@ -164,9 +164,9 @@ class ReplayScene:
 
     def take(self, result: TrackedFrame) -> None:
         """Write one delivered frame."""
-        self.results.add(result)
+        self.results.add_frame(result)
         if self.results.video is not None and self.results.leads(result):
-            self.results.video.add(result, self.pipeline)
+            self.results.video.add_frame(result, self.pipeline)
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,7 +260,7 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
         """True if some frames were metric and others were not."""
         return len(self._units) > 1
 
-    def add(self, frame: TrackedFrame) -> None:
+    def add_frame(self, frame: TrackedFrame) -> None:
         """Write one delivered frame."""
         if frame.ends_window:
             self.windows += 1
@@ -275,11 +275,11 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
             message = self.output.messages.transforms(others, frame.stamp_ns)
             self.bag.write(message, frame.stamp_ns)
         leads, R_ros_map = self.leads(frame), self.output.messages.T_ros_map[:3, :3]
-        self.timeline.add(frame, R_ros_map, leading=leads)
+        self.timeline.add_frame(frame, R_ros_map, leading=leads)
         if not leads:
             return
         self._units.add(frame.scale.metric)
-        self.track_sampler.add(frame)
+        self.track_sampler.add_frame(frame)
         if frame.posed and not frame.blind:
             T_ros_camera = self.output.messages.T_ros_map @ frame.T_map_camera
             self.trajectory.write(tum_line(frame.stamp_ns, T_ros_camera))

@@ -73,7 +73,7 @@ class Timeline:
         self.frames_per_bin = 1
         self._newest_ns: int | None = None  # stamp of the newest reference frame
 
-    def add(self, frame: TrackedFrame, R_ros_map: Array, *, leading: bool) -> None:
+    def add_frame(self, frame: TrackedFrame, R_ros_map: Array, *, leading: bool) -> None:
         """Adds the stream's next frame.
 
         R_ros_map [3, 3]: axes of the map in those of ROS. leading: whether its camera's path is

@@ -65,7 +65,7 @@ class TruthSession(Session):
         self.T_window_room = np.eye(4)  # of the newest window
         self.unit = 1.0  # units per metre of the newest window
 
-    def add(self, frame: TrueFrame, camera: str = "") -> None:
+    def add_frame(self, frame: TrueFrame, camera: str = "") -> None:
         """Add a frame."""
         self._frames[camera, frame.stamp_ns] = frame
 

@@ -300,7 +300,7 @@ def test_cost_of_loops_by_earlier_submaps(tmp_path):
     assert all(row["mib"] > 0 for row in report["rows"])
 
 
-def test_surfaces_and_movers_are_compared_with_the_room(tmp_path):
+def test_surfaces_and_dynamic_points_are_compared_with_the_room(tmp_path):
     pytest.importorskip("skimage")
     report, _ = run(
         "bench_surface.py", "rooms", "movers", "--walks", "strafe", "--frames", "20", "--rooms",

@@ -44,7 +44,7 @@ class Log:
 
     def step(self, *added, ends=False):
         for one in added:
-            self.measurement.add(one)
+            self.measurement.add_keyframe(one)
         self.measurement.end_window()
         job = self.measurement.job(self.poses, ends=ends)
         if job is None:
@@ -184,7 +184,7 @@ def test_keyframes_without_pose_or_neighbours_keep_their_depth():
 def test_dropped_keyframes_are_not_searched_and_their_depth_stays():
     log, (ones, _, _) = Log(), keyframes()
     for one in ones[:6]:
-        log.measurement.add(one)
+        log.measurement.add_keyframe(one)
     assert log.measurement.drop_waiting(2) == 2  # of 0 to 3
     assert log.measurement.drop_waiting(2) == 0
     assert log.measurement.job(log.poses, again=False).due.keys() == {2, 3}
@@ -212,9 +212,9 @@ def test_keyframes_of_a_camera_that_sends_no_more_do_not_wait_for_ever():
     measurement, (ones, _, _) = DepthMeasurement(), keyframes()
     small = dataclasses.replace(ones[0], image=ones[0].image[:28, :42],
                                 depth=ones[0].depth[:28, :42])  # fmt: skip
-    measurement.add(dataclasses.replace(small, camera="gone"))
+    measurement.add_keyframe(dataclasses.replace(small, camera="gone"))
     for id in range(1, 2 * measuring.PASSED):
-        measurement.add(dataclasses.replace(small, id=id, camera="here"))
+        measurement.add_keyframe(dataclasses.replace(small, id=id, camera="here"))
         job = measurement.job(lambda one: (np.eye(4), 1.0))
         if job is not None:
             measurement.take(job.run())
@@ -286,7 +286,7 @@ def test_what_was_found_with_other_poses_confirms_nothing():
     log, (ones, _, _) = Log(), keyframes()
     for one in ones[:7]:
         log.step(one)
-    log.measurement.add(ones[7])
+    log.measurement.add_keyframe(ones[7])
     job = log.measurement.job(log.poses)
     (id,) = job.due
     stale = set(job.due[id][:2]) & job.found.keys()
@@ -322,7 +322,7 @@ def with_poses_that_moved_late():
     moved = {id: (T.copy(), unit) for id, (T, unit) in poses.items()}
     for id in (1, 3, 5):
         moved[id][0][:3, 3] += 0.1
-    log.measurement.add(ones[LAST])
+    log.measurement.add_keyframe(ones[LAST])
     return log, ones, moved
 
 
@@ -339,7 +339,9 @@ def test_a_keyframe_does_not_wait_for_ever_to_be_searched_again():
     for later, last in ((KEPT - 1, [0]), (KEPT, [0, 1])):  # 0 is repeated
         log.measurement._entries[1].later = later
         assert log.measurement.job(lambda k: moved[k.id], most=1).last == last
-    log.measurement.add(dataclasses.replace(ones[LAST + 1], chain=1))  # none of this one follows
+    log.measurement.add_keyframe(
+        dataclasses.replace(ones[LAST + 1], chain=1)
+    )  # none of this one follows
     log.measurement._entries[1].later = 0
     assert set(range(LAST - LATER)) <= set(log.measurement.job(lambda k: moved[k.id], most=1).last)
 
@@ -352,7 +354,7 @@ def test_beside_first_searches_the_oldest_one_is_repeated():
     for id in (1, 3, 5):
         moved[id][0][:3, 3] += 0.1
     for one in ones[6:8]:
-        log.measurement.add(one)
+        log.measurement.add_keyframe(one)
     job = log.measurement.job(lambda k: moved[k.id], most=2)
     assert list(job.due) == [5, 4, 0]
 
@@ -361,7 +363,7 @@ def test_keyframes_of_many_cameras_stay_open_as_long_as_those_of_one():
     measurement, (ones, poses, _) = DepthMeasurement(), keyframes()
     for k in range(LAST):
         for n in range(10):
-            measurement.add(dataclasses.replace(ones[k], id=10 * k + n, camera=str(n)))
+            measurement.add_keyframe(dataclasses.replace(ones[k], id=10 * k + n, camera=str(n)))
     assert 10 * LAST > measuring.PASSED
     assert not measurement.job(lambda k: poses[k.id // 10]).last
 
@@ -462,7 +464,7 @@ def test_a_keyframe_that_cannot_be_decided_costs_no_other(monkeypatch):
 def test_a_job_that_stops_leaves_out_what_is_not_searched():
     log, (ones, _, _) = Log(), keyframes()
     for one in ones[:5]:
-        log.measurement.add(one)
+        log.measurement.add_keyframe(one)
     lost, asked = log.measurement.job(log.poses), []
     job = log.measurement.job(log.poses)  # the first one was interrupted
     assert list(lost.due) == list(job.due) == [2, 1, 0]  # the newest first
@@ -477,7 +479,7 @@ def test_a_job_that_stops_leaves_out_what_is_not_searched():
 def test_a_job_that_stops_decides_on_no_keyframe_that_it_has_not_searched():
     log, (ones, _, _) = Log(), keyframes()
     for one in ones[:9]:
-        log.measurement.add(one)
+        log.measurement.add_keyframe(one)
     job = log.measurement.job(log.poses, ends=True)
     assert list(job.due) == list(reversed(range(9)))
     assert set(job.last) == set(range(9))
@@ -491,7 +493,7 @@ def test_a_job_that_stops_decides_on_no_keyframe_that_it_has_not_searched():
 def test_a_job_has_as_many_searches_as_are_asked_for_first_ones_first():
     log, (ones, _, _) = Log(), keyframes()
     for one in ones[:5]:
-        log.measurement.add(one)
+        log.measurement.add_keyframe(one)
     job = log.measurement.job(log.poses, most=2)
     assert list(job.due) == [2, 1]
     log.measurement.take(job.run())
@@ -500,7 +502,7 @@ def test_a_job_has_as_many_searches_as_are_asked_for_first_ones_first():
     job = log.measurement.job(lambda k: moved[k.id], most=2)
     assert list(job.due) == [0, 2]  # what was never searched comes before what is searched again
     for one in ones[5:9]:
-        log.measurement.add(one)
+        log.measurement.add_keyframe(one)
     job = log.measurement.job(log.poses, most=2)
     assert list(job.due) == [6, 5]
     assert 0 not in job.last  # it has eight later ones, and still waits
@@ -512,7 +514,7 @@ def test_the_cameras_of_a_rig_are_searched_in_turn():
     for k in range(7):
         for n in range(3):
             if n or k % 2 == 0:
-                measurement.add(dataclasses.replace(ones[k], id=3 * k + n, camera=str(n)))
+                measurement.add_keyframe(dataclasses.replace(ones[k], id=3 * k + n, camera=str(n)))
     job = measurement.job(lambda one: poses[one.id // 3], most=4)
     assert {id % 3 for id in job.due} == {0, 1, 2}
     assert [id // 3 for id in list(job.due)[:3]] == [4, 4, 2]  # the newest of each
@@ -524,10 +526,10 @@ def test_the_cameras_of_a_rig_are_searched_in_turn():
 def test_keyframes_for_which_a_job_takes_too_long_are_forgotten():
     measurement, (ones, _, _) = DepthMeasurement(), keyframes()
     for k in range(measuring.MOST_KEPT):
-        measurement.add(dataclasses.replace(ones[k % 12], id=k))
+        measurement.add_keyframe(dataclasses.replace(ones[k % 12], id=k))
     assert measurement.forget_late() == ([], 0)
     for k in range(measuring.MOST_KEPT, measuring.MOST_KEPT + 3):  # also of another chain
-        measurement.add(dataclasses.replace(ones[k % 12], id=k, chain=1))
+        measurement.add_keyframe(dataclasses.replace(ones[k % 12], id=k, chain=1))
     measurement._entries[1].is_dropped = True  # counted before
     late, skipped = measurement.forget_late()
     assert [one.keyframe.id for one in late] == [0, 1, 2]
@@ -540,7 +542,7 @@ def test_keyframes_for_which_a_job_takes_too_long_are_forgotten():
 def test_where_the_device_fails_the_cpu_searches(monkeypatch):
     log, (ones, _, _) = Log(), keyframes()
     for one in ones[:5]:
-        log.measurement.add(one)
+        log.measurement.add_keyframe(one)
     whole, devices = measuring.search_depth, []
 
     def search(view, others, depth, device="cpu"):
@@ -563,7 +565,7 @@ def test_where_the_device_fails_the_cpu_searches(monkeypatch):
             raise kind("odd")
 
         for one in ones[5:8]:
-            log.measurement.add(one)
+            log.measurement.add_keyframe(one)
         monkeypatch.setattr(measuring, "search_depth", odd)
         result = log.measurement.job(log.poses).run("cuda")
         assert result.failed
@@ -574,7 +576,7 @@ def test_of_each_camera_the_newest_keyframes_wait():
     measurement, (ones, _, _) = DepthMeasurement(), keyframes()
     for k in range(6):
         for n in range(3):
-            measurement.add(dataclasses.replace(ones[k], id=3 * k + n, camera=str(n)))
+            measurement.add_keyframe(dataclasses.replace(ones[k], id=3 * k + n, camera=str(n)))
     assert measurement.drop_waiting(1) == 9  # of 12 with two later ones of their camera
     kept = [k for k, e in measurement._entries.items() if e.later >= LATER and not e.is_dropped]
     assert kept == [9, 10, 11]
@@ -586,7 +588,7 @@ def test_without_time_no_keyframe_is_searched_again():
         log.step(one)
     moved = {id: (T.copy(), unit) for id, (T, unit) in poses.items()}
     moved[1][0][:3, 3] += 0.1
-    log.measurement.add(ones[4])
+    log.measurement.add_keyframe(ones[4])
     log.poses = lambda k: moved[k.id]
     assert log.measurement.job(log.poses, again=False).due.keys() == {2}
     assert {0, 1} <= log.measurement.job(log.poses).due.keys()
@@ -595,7 +597,7 @@ def test_without_time_no_keyframe_is_searched_again():
 def test_keyframes_of_an_older_map_are_ignored():
     log, (ones, _, _) = Log(), keyframes()
     for one in ones[:5]:
-        log.measurement.add(one)
+        log.measurement.add_keyframe(one)
     job = log.measurement.job(log.poses)
     other = DepthMeasurement()
     other.take(job.run())

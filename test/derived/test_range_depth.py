@@ -147,7 +147,7 @@ def keyframes(count=3, **changes):
 def results(metres, **changes):
     measurement = DepthMeasurement()
     for one in keyframes(**changes):
-        measurement.add(one)
+        measurement.add_keyframe(one)
     unit = 0.5  # of odometry per unit of the submap
     job = measurement.job(lambda k: (frame().T_room_camera, unit), ends=True, metres=metres / unit)
     return job.run().measured

@@ -243,7 +243,7 @@ def written(folder, *keyframes):
     writer.place([StoredSubmap(0, 0, 0, Similarity(UNIT, np.eye(3), np.zeros(3)))])
     writer.set_map(MapState(T_ros_map=np.eye(4)))
     for one in keyframes:
-        writer.add(one)
+        writer.add_keyframe(one)
     writer.journal.close()
     return folder
 
@@ -310,7 +310,7 @@ def test_a_wrong_pixel_costs_the_others_no_precision(tmp_path):
 def test_the_box_and_known_components_choose_points_and_images(tmp_path, recorded):
     writer = StoreWriter(shutil.copytree(recorded, tmp_path / "scene"))
     writer.place([StoredSubmap(99, 9, 9, IDENTITY)])  # an unconnected component
-    writer.add(keyframe(submap=99))
+    writer.add_keyframe(keyframe(submap=99))
     writer.journal.close()
     box = ["--crop", "-1", "-9", "-9", "3", "9", "9"]
     known = exported(tmp_path / "scene", tmp_path / "known.colmap", "--known-only", *box)

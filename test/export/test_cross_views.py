@@ -53,7 +53,7 @@ def write(folder, frames, first_submap=10, components=(0, 0)):
         T = S[submap].inverse().pose(f.T_room_camera)
         pose = FramePose(f.stamp_ns, "", submap, T, f.K, SIZE, True)
         depth = (f.depth / S[submap].scale).astype(np.float32)
-        writer.add(Keyframe(pose, depth, np.ones_like(depth), f.image))
+        writer.add_keyframe(Keyframe(pose, depth, np.ones_like(depth), f.image))
     writer.journal.close()
 
 
@@ -132,7 +132,7 @@ def test_what_is_kept_of_keyframes_is_bounded(stored, monkeypatch):
 
 
 @pytest.mark.long
-def test_the_command_keeps_movers_on_request(walk, stored, tmp_path):
+def test_the_command_keeps_dynamic_points_on_request(walk, stored, tmp_path):
     folder = stored.reader.path.parent
     sizes = []
     for flag in ("--remove-movers", "--no-remove-movers"):
@@ -149,7 +149,7 @@ def test_keyframes_without_depth_judge_nothing(walk, tmp_path):
     writer.set_map(MapState(T_ros_map=invert_pose(f.T_room_camera)))
     for stamp, depth in enumerate((f.depth, np.full_like(f.depth, np.nan))):
         pose = FramePose(stamp, "", 0, f.T_room_camera, f.K, SIZE, True)
-        writer.add(Keyframe(pose, depth, np.ones_like(depth), f.image))
+        writer.add_keyframe(Keyframe(pose, depth, np.ones_like(depth), f.image))
     writer.journal.close()
     with StoredScene.open(tmp_path) as stored:
         assert len(points_of(stored, remove=True)) == len(points_of(stored, remove=False))
@@ -170,7 +170,7 @@ def standing(folder, stood, left):
         T[:3, 3] = rng.uniform(-0.02, 0.02, 3) if stamp < stood else (0.1, 0, 0)
         pose = FramePose(stamp, "", 0, T, K, (80, 60), True)
         image = np.zeros((60, 80, 3), np.uint8)
-        writer.add(Keyframe(pose, depth, np.ones_like(depth), image))
+        writer.add_keyframe(Keyframe(pose, depth, np.ones_like(depth), image))
     writer.journal.close()
 
 

@@ -93,7 +93,7 @@ def test_stored_keyframes_are_exported(tmp_path):
 
 def test_an_old_scene_is_replaced_by_a_new_one(two):
     held = store()
-    held.add(frame(0, pose()))
+    held.add_frame(frame(0, pose()))
     save_scene(held.snapshot(), two)
     assert [p.name for p in two.iterdir()] == [JOURNAL]
     assert len(load_scene(two).submaps) == 1

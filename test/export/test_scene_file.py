@@ -66,7 +66,7 @@ def test_what_is_loaded_is_what_was_saved_in_metres(saved):
 
 def test_a_camera_may_have_a_path_as_its_name(tmp_path):
     held = store(keep_images=True)
-    held.add(dataclasses.replace(frame(1, pose(0.0)), camera="front/left"))
+    held.add_frame(dataclasses.replace(frame(1, pose(0.0)), camera="front/left"))
     save_scene(held.snapshot(), tmp_path / "scene")
     loaded = load_scene(tmp_path / "scene")
     same_scene(loaded.scene(), held.snapshot().scene())
@@ -79,7 +79,7 @@ def test_a_store_goes_on_with_a_loaded_scene(saved):
     held.restore(load_scene(path))
     same_scene(held.scene(), snapshot.scene())
     before = len(held)
-    assert held.add(frame(99, pose(9.0), seed=9))[0].id == 3
+    assert held.add_frame(frame(99, pose(9.0), seed=9))[0].id == 3
     assert held.newest.chain == 2
     assert len(held) == before + 190
     assert len(held.poses()) == KEYFRAMES + 6
@@ -102,7 +102,7 @@ def test_the_same_scene_gives_the_same_bytes(tmp_path):
 def test_an_older_scene_is_replaced_and_nothing_else_is(saved):
     snapshot, path = saved
     small = store()
-    small.add(frame(0, pose()))
+    small.add_frame(frame(0, pose()))
     save_scene(small.snapshot(), path)
     assert len(load_scene(path).submaps) == 1
     (path / "notes.txt").write_text("mine")
@@ -135,7 +135,7 @@ def test_a_save_that_ends_early_leaves_the_old_scene(saved):
 
 def store_of_one():
     held = store()
-    held.add(frame(0, pose()))
+    held.add_frame(frame(0, pose()))
     return held
 
 

@@ -54,7 +54,7 @@ def write(folder, frames, noise=0.0, end=True):
         T[:3, 3] *= UNIT
         pose = FramePose(f.stamp_ns, "", 0, T, f.K, SIZE, True)
         wrong = np.exp(noise * rng.standard_normal(f.depth.shape)).astype(np.float32)
-        writer.add(Keyframe(pose, f.depth * UNIT * wrong, np.ones_like(f.depth), f.image))
+        writer.add_keyframe(Keyframe(pose, f.depth * UNIT * wrong, np.ones_like(f.depth), f.image))
     if end:
         writer.journal.close()
     return writer
@@ -115,7 +115,7 @@ def test_a_near_look_counts_more_than_far_ones(tmp_path):
         T[2, 3] = z
         pose = FramePose(stamp, "", 0, T, K, (80, 60), True)
         wall = np.full((60, 80), depth, np.float32)
-        writer.add(Keyframe(pose, wall, np.ones_like(wall), image))
+        writer.add_keyframe(Keyframe(pose, wall, np.ones_like(wall), image))
     writer.journal.close()
     with StoredScene.open(tmp_path) as stored:
         mesh = fused_surface(stored, DepthFilters(voxel=0.05))
@@ -177,9 +177,9 @@ def test_components_are_not_fused_and_unconnected_ones_can_be_left_out(frames, t
     f = frames[0]
     T = np.eye(4)
     pose = FramePose(f.stamp_ns + 1, "", 1, T, f.K, SIZE, True)
-    writer.add(Keyframe(pose, 2 * f.depth, np.full_like(f.depth, 100.0), f.image))
+    writer.add_keyframe(Keyframe(pose, 2 * f.depth, np.full_like(f.depth, 100.0), f.image))
     pose = dataclasses.replace(pose, stamp_ns=f.stamp_ns + 2)
-    writer.add(Keyframe(pose, 2 * f.depth, np.full_like(f.depth, 100.0), f.image))
+    writer.add_keyframe(Keyframe(pose, 2 * f.depth, np.full_like(f.depth, 100.0), f.image))
     writer.journal.close()
     with StoredScene.open(tmp_path) as stored:
         known = fused_surface(stored, DepthFilters(voxel=VOXEL), unconnected=False)
@@ -211,7 +211,9 @@ def test_a_wall_between_two_blocks_is_there(tmp_path):
     depth = np.full((60, 80), 4.0, np.float32)
     for stamp in range(3):
         pose = FramePose(stamp, "", 0, np.eye(4), K, (80, 60), True)
-        writer.add(Keyframe(pose, depth, np.ones_like(depth), np.zeros((60, 80, 3), np.uint8)))
+        writer.add_keyframe(
+            Keyframe(pose, depth, np.ones_like(depth), np.zeros((60, 80, 3), np.uint8))
+        )
     writer.journal.close()
     with StoredScene.open(tmp_path) as stored:
         mesh = fused_surface(stored, DepthFilters(voxel=0.05))
@@ -252,7 +254,7 @@ def test_a_wall_that_is_seen_from_both_sides_keeps_its_thickness(tmp_path):
             T[:3, :3], T[2, 3] = np.diag([-1.0, 1, -1]), 8.12
         T[0, 3] = 0.05 * stamp
         pose = FramePose(stamp, "", 0, T, K, (80, 60), True)
-        writer.add(Keyframe(pose, depth, np.ones_like(depth), image))
+        writer.add_keyframe(Keyframe(pose, depth, np.ones_like(depth), image))
     writer.journal.close()
     with StoredScene.open(tmp_path) as stored:
         mesh = fused_surface(stored, DepthFilters(voxel=0.04))
@@ -276,7 +278,7 @@ def two_sheets(folder, confidences, distances, colours=(50, 150)):
         confidence = np.ones_like(depth)
         confidence[:, :30] = confidences[stamp]
         image = np.full((60, 80, 3), colours[stamp % 2], np.uint8)
-        writer.add(Keyframe(pose, depth, confidence, image))
+        writer.add_keyframe(Keyframe(pose, depth, confidence, image))
     writer.journal.close()
     with StoredScene.open(folder) as stored:
         mesh = fused_surface(stored, DepthFilters(voxel=0.04, remove_movers=False))
@@ -366,7 +368,7 @@ def walls(folder, errors):
         T[0, 3] = 0.05 * stamp
         pose = FramePose(stamp, "", 0, T, K, (80, 60), True)
         depth = np.full((60, 80), 4 * (1 + error), np.float32)
-        writer.add(Keyframe(pose, depth, np.ones_like(depth), image))
+        writer.add_keyframe(Keyframe(pose, depth, np.ones_like(depth), image))
     writer.journal.close()
 
 

@@ -34,7 +34,7 @@ def stamps(folder):
 def test_all_that_was_given_is_stored_in_order(tmp_path):
     recorder, counters = recorder_in(tmp_path)
     for k in range(20):
-        recorder.add(keyframe(k))
+        recorder.add_keyframe(keyframe(k))
     recorder.correct({("", 1003): moved(3)})
     recorder.set_map(MapState(metric=True, scene_scale=0.25))
     assert recorder.close(30)
@@ -62,10 +62,10 @@ def test_frames_of_a_standing_camera_are_stored_too(tmp_path, monkeypatch):
 def test_a_scene_that_begins_anew_forgets_what_was_stored(tmp_path):
     recorder, _ = recorder_in(tmp_path)
     recorder.place([stored_submap(0), stored_submap(7)])
-    recorder.add(keyframe(1))
+    recorder.add_keyframe(keyframe(1))
     recorder.begin()
     recorder.place([stored_submap(0, 2.0)])
-    recorder.add(keyframe(2))
+    recorder.add_keyframe(keyframe(2))
     assert recorder.close(30)
     assert stamps(tmp_path) == [2]
     with StoredScene.open(tmp_path) as scene:
@@ -76,9 +76,9 @@ def test_a_scene_that_begins_anew_forgets_what_was_stored(tmp_path):
 class SlowDisk(StoreWriter):
     gate = threading.Event()
 
-    def add(self, keyframe):
+    def add_keyframe(self, keyframe):
         self.gate.wait(30)
-        super().add(keyframe)
+        super().add_keyframe(keyframe)
 
 
 def test_frames_do_not_wait_for_a_slow_disk(tmp_path, monkeypatch, caplog):
@@ -86,7 +86,7 @@ def test_frames_do_not_wait_for_a_slow_disk(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(module, "StoreWriter", SlowDisk)
     recorder, counters = recorder_in(tmp_path, wait=False)
     for k in range(30):
-        recorder.add(keyframe(k))
+        recorder.add_keyframe(keyframe(k))
     assert counters["keyframes_not_stored"] == 30 - module.WAITING
     assert caplog.text.count("the disk is too slow for all keyframes") == 1
     assert not recorder.close(0.1)
@@ -101,11 +101,11 @@ def test_measured_depth_takes_no_place_of_keyframes_before_a_slow_disk(
     SlowDisk.gate.clear()
     monkeypatch.setattr(module, "StoreWriter", SlowDisk)
     recorder, counters = recorder_in(tmp_path, wait=False)
-    recorder.add(keyframe(0))
+    recorder.add_keyframe(keyframe(0))
     for _ in range(30):
         recorder.measure(measured(0))
     for k in range(1, module.WAITING):
-        recorder.add(keyframe(k))
+        recorder.add_keyframe(keyframe(k))
     assert counters["depth_not_stored"] == 30 - module.DEPTH_WAITING
     assert caplog.text.count("the disk is too slow for all measured depth") == 1
     SlowDisk.gate.set()
@@ -118,10 +118,10 @@ def test_measured_depth_takes_no_place_of_keyframes_before_a_slow_disk(
 class FullDisk(StoreWriter):
     full = False
 
-    def add(self, keyframe):
+    def add_keyframe(self, keyframe):
         if FullDisk.full:
             raise OSError(errno.ENOSPC, "No space left on device")
-        super().add(keyframe)
+        super().add_keyframe(keyframe)
 
 
 def test_a_full_disk_pauses_storing_with_one_warning(tmp_path, monkeypatch, caplog):
@@ -130,15 +130,15 @@ def test_a_full_disk_pauses_storing_with_one_warning(tmp_path, monkeypatch, capl
     monkeypatch.setattr(module, "RETRY_S", 0.0)
     FullDisk.full = False
     recorder, counters = recorder_in(tmp_path)
-    recorder.add(keyframe(0))
+    recorder.add_keyframe(keyframe(0))
     settle(recorder)
     FullDisk.full = True
     for k in range(1, 5):
-        recorder.add(keyframe(k))
+        recorder.add_keyframe(keyframe(k))
     recorder.place([StoredSubmap(0, 0, 0, Similarity(1.0, np.eye(3), np.full(3, 9.0)))])
     settle(recorder)
     FullDisk.full = False
-    recorder.add(keyframe(5))
+    recorder.add_keyframe(keyframe(5))
     assert recorder.close(30)
     assert stamps(tmp_path) == [0, 5]
     assert (counters["keyframes_stored"], counters["keyframes_not_stored"]) == (2, 4)
@@ -157,13 +157,13 @@ def test_a_disk_that_failed_is_left_alone_for_a_while(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "StoreWriter", FullDisk)
     FullDisk.full = False
     recorder, counters = recorder_in(tmp_path)
-    recorder.add(keyframe(0))
+    recorder.add_keyframe(keyframe(0))
     settle(recorder)
     FullDisk.full = True
-    recorder.add(keyframe(1))
+    recorder.add_keyframe(keyframe(1))
     settle(recorder)
     FullDisk.full = False
-    recorder.add(keyframe(2))  # RETRY_S has not passed
+    recorder.add_keyframe(keyframe(2))  # RETRY_S has not passed
     recorder.correct({("", 1000): moved(4)})
     settle(recorder)
     assert (counters["keyframes_stored"], counters["keyframes_not_stored"]) == (1, 2)
@@ -176,7 +176,7 @@ def test_who_waits_for_a_flush_need_not_wait_for_a_disk_that_failed(tmp_path, mo
     monkeypatch.setattr(module, "StoreWriter", FullDisk)
     FullDisk.full = True
     recorder, _ = recorder_in(tmp_path)
-    recorder.add(keyframe(0))
+    recorder.add_keyframe(keyframe(0))
     settle(recorder)
     FullDisk.full = False
     recorder.correct({("", 1000): moved(4)})
@@ -191,7 +191,7 @@ def test_what_waits_for_a_disk_that_hangs_is_bounded_and_the_newest_is_kept(tmp_
     monkeypatch.setattr(module, "StoreWriter", SlowDisk)
     SlowDisk.gate.clear()
     recorder, _ = recorder_in(tmp_path, wait=False)
-    recorder.add(keyframe(0))
+    recorder.add_keyframe(keyframe(0))
     while recorder._queue.qsize():
         threading.Event().wait(0.01)
     for k in range(1, 500):
@@ -232,7 +232,7 @@ def test_what_waits_for_a_full_disk_is_bounded(tmp_path, monkeypatch):
 def test_the_limit_of_the_disk_counts(tmp_path, caplog):
     recorder, counters = recorder_in(tmp_path, limit=DiskLimit(25_000))
     for k in range(30):
-        recorder.add(keyframe(k))
+        recorder.add_keyframe(keyframe(k))
     assert recorder.close(30)
     assert 25_000 < (tmp_path / "scene.da3k").stat().st_size < 40_000
     assert counters["keyframes_stored"] == len(stamps(tmp_path))
@@ -244,7 +244,7 @@ def test_a_keyframe_that_cannot_be_encoded_ends_nothing(tmp_path, caplog):
     broken = keyframe(0)
     object.__setattr__(broken, "image", np.zeros((0, 0, 3), np.uint8))
     for k in range(12):  # more than may wait
-        recorder.add(broken if k < 10 else keyframe(k))
+        recorder.add_keyframe(broken if k < 10 else keyframe(k))
     assert recorder.close(30)
     assert stamps(tmp_path) == [10, 11]
     assert counters["keyframes_not_stored"] == 10
@@ -263,7 +263,7 @@ counters = Counter()
 recorder = KeyframeRecorder(Path(sys.argv[1]), counters=counters, wait=True)
 recorder.place([stored_submap(id) for id in range(10)])
 for k in range(20):
-    recorder.add(keyframe(k))
+    recorder.add_keyframe(keyframe(k))
 assert recorder.close(30)
 print(counters["keyframes_stored"], counters["keyframes_not_stored"])
 """
@@ -290,7 +290,7 @@ def test_what_is_stored_is_on_the_disk_soon(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda _: synced.append(True))
     monkeypatch.setattr(module, "SYNC_S", 0.0)
     one = KeyframeRecorder(tmp_path, counters=Counter(), wait=True)
-    one.add(keyframe(1))
+    one.add_keyframe(keyframe(1))
     one.state()
     while_running = len(synced)
     assert while_running >= 2  # behind the keyframe, and for the state

@@ -70,7 +70,7 @@ def written(folder, count=6):
     for k in range(count):
         if k % 3 == 0:
             writer.place([stored_submap(k // 3)])
-        writer.add(keyframe(k))
+        writer.add_keyframe(keyframe(k))
     return writer
 
 
@@ -116,7 +116,7 @@ def test_a_journal_cut_at_any_byte_costs_the_last_keyframe_at_most(tmp_path, cou
     writer.place(SUBMAPS)
     ends = []
     for k in range(6):
-        writer.add(keyframe(k))
+        writer.add_keyframe(keyframe(k))
         ends.append(writer.journal.size)
     writer.journal.close()
     data = (tmp_path / "whole" / JOURNAL).read_bytes()
@@ -130,7 +130,7 @@ def test_a_journal_cut_at_any_byte_costs_the_last_keyframe_at_most(tmp_path, cou
         whole = sum(e <= cut for e in ends)
         again = StoreWriter(path.parent)  # goes on behind the last complete record
         again.place(SUBMAPS)
-        again.add(keyframe(7))
+        again.add_keyframe(keyframe(7))
         again.journal.close()
         with StoredScene.open(path.parent) as scene:
             stamps = [scene.frames[k].stamp_ns for k in scene.images]
@@ -142,7 +142,7 @@ def test_a_journal_cut_at_any_byte_costs_the_last_keyframe_at_most(tmp_path, cou
 def test_a_recording_that_is_played_again_repeats_stamps(tmp_path):
     writer = written(tmp_path)
     again = dataclasses.replace(keyframe(1).pose, submap=7, T_submap_camera=moved(5))
-    writer.add(dataclasses.replace(keyframe(1), pose=again))
+    writer.add_keyframe(dataclasses.replace(keyframe(1), pose=again))
     writer.correct({("", 1001): moved(6)})
     writer.journal.close()
     with StoredScene.open(tmp_path) as scene:
@@ -297,9 +297,9 @@ def test_a_file_that_could_not_be_cut_is_cut_before_the_next_record(tmp_path):
     writer.journal._file, disk.can_cut = disk, False
     for _ in range(2):  # the second cannot cut what the first has left
         with pytest.raises(OSError, match="No space"):
-            writer.add(keyframe(6))
+            writer.add_keyframe(keyframe(6))
     disk.room, disk.can_cut = 1 << 30, True
-    writer.add(keyframe(7))
+    writer.add_keyframe(keyframe(7))
     assert writer.journal.size == (tmp_path / JOURNAL).stat().st_size
     writer.journal.close()
     with StoredScene.open(tmp_path) as scene:
@@ -313,7 +313,7 @@ def test_a_keyframe_that_does_not_fit_leaves_no_frame(tmp_path):
     writer.journal._file = disk
     size = writer.journal.size
     with pytest.raises(OSError, match="No space"):
-        writer.add(keyframe(6))
+        writer.add_keyframe(keyframe(6))
     assert writer.journal.size == size
     disk.room = 1 << 30
     writer.add_frames([keyframe(6).pose])  # as the recorder does
@@ -356,7 +356,7 @@ from da3_ros.keyframe_store.store import StoreWriter
 writer = StoreWriter(Path(sys.argv[1]))
 writer.place(SUBMAPS)
 for k in range(int(sys.argv[3]), 10**6):
-    writer.add(keyframe(k))
+    writer.add_keyframe(keyframe(k))
     print(k, flush=True)
 """
 
@@ -523,7 +523,7 @@ def test_measured_depth_counts_for_the_newest_keyframe_of_its_stamp(tmp_path):
     writer.measure(measured(7))  # of a keyframe that was not stored
     writer.begin()
     writer.place([stored_submap(0)])
-    writer.add(keyframe(1))
+    writer.add_keyframe(keyframe(1))
     writer.journal.close()
     with StoredScene.open(tmp_path) as scene:
         assert scene.measured == {}

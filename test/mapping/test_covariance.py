@@ -416,7 +416,7 @@ def test_a_standing_camera_teaches_no_noise(walk):
                                         bend=0)  # fmt: skip
     for i in range(60):
         still = dataclasses.replace(frames[19], stamp_ns=frames[19].stamp_ns + (i + 1) * 10**8)
-        session.add(still)
+        session.add_frame(still)
         bench.run(pipeline, camera, [still])
     np.testing.assert_allclose(pipeline.odometry.uncertainty.noise.variances, learned, rtol=0.2)
     assert len(results) == FRAMES

@@ -110,10 +110,10 @@ def store_of(**limits):
 def test_a_box_leaves_the_map_at_the_second_look_through():
     store = store_of()
     for stamp in range(3):
-        store.add(keyframe(stamp, wall(1.0), 0.01 * stamp))
-    store.add(keyframe(3, wall()))
+        store.add_frame(keyframe(stamp, wall(1.0), 0.01 * stamp))
+    store.add_frame(keyframe(3, wall()))
     assert box_points(store) > 30
-    store.add(keyframe(4, wall()))
+    store.add_frame(keyframe(4, wall()))
     assert box_points(store) == 0
     assert len(store) == len(store.cloud()) == wall_points(store) > 1000
 
@@ -121,16 +121,16 @@ def test_a_box_leaves_the_map_at_the_second_look_through():
 def test_a_box_that_comes_stays():
     store = store_of()
     for stamp in range(3):
-        store.add(keyframe(stamp, wall(), 0.01 * stamp))
+        store.add_frame(keyframe(stamp, wall(), 0.01 * stamp))
     for stamp in range(3, 6):
-        store.add(keyframe(stamp, wall(1.0), 0.01 * stamp))
+        store.add_frame(keyframe(stamp, wall(1.0), 0.01 * stamp))
     assert box_points(store) > 30
 
 
 def test_without_the_removal_it_stays():
     store = store_of(remove_movers=False)
     for stamp in range(6):
-        store.add(keyframe(stamp, wall(1.0 if stamp < 3 else 0.0)))
+        store.add_frame(keyframe(stamp, wall(1.0 if stamp < 3 else 0.0)))
     assert box_points(store) > 30
 
 
@@ -147,9 +147,9 @@ def measured(store, frame, depth):
 def test_measured_points_that_later_keyframes_look_through_stay_out(removed):
     """They voted on where the network had put the box."""
     store, first = store_of(remove_movers=removed), keyframe(0, wall(2.0))
-    store.add(first, waiting=True)
+    store.add_frame(first, waiting=True)
     for stamp in (1, 2):
-        store.add(keyframe(stamp, wall(), 0.01 * stamp))
+        store.add_frame(keyframe(stamp, wall(), 0.01 * stamp))
     measured(store, first, wall(1.0))
     assert (box_points(store) == 0) == removed
     assert wall_points(store) > 1000
@@ -157,9 +157,9 @@ def test_measured_points_that_later_keyframes_look_through_stay_out(removed):
 
 def test_measured_points_that_later_keyframes_confirm_come_in():
     store, first = store_of(), keyframe(0, wall())
-    store.add(first, waiting=True)
+    store.add_frame(first, waiting=True)
     for stamp in (1, 2, 3):
-        store.add(keyframe(stamp, wall(1.0 if stamp > 1 else 0.0), 0.01 * stamp))
+        store.add_frame(keyframe(stamp, wall(1.0 if stamp > 1 else 0.0), 0.01 * stamp))
     before = box_points(store)
     measured(store, first, wall(1.0))
     assert box_points(store) >= before > 30
@@ -169,9 +169,9 @@ def test_measured_points_of_what_has_come_come_in():
     """Keyframes before it looked through where it stands now."""
     store = store_of()
     for stamp in (0, 1, 2):
-        store.add(keyframe(stamp, wall(), 0.01 * stamp))
+        store.add_frame(keyframe(stamp, wall(), 0.01 * stamp))
     last = keyframe(3, wall(1.0))
-    store.add(last, waiting=True)
+    store.add_frame(last, waiting=True)
     measured(store, last, wall(1.0))
     assert box_points(store) > 30
 
@@ -179,7 +179,7 @@ def test_measured_points_of_what_has_come_come_in():
 def filled(store, extra=0):
     """A box in a submap that is closed, seen by its last keyframes only."""
     for stamp in range(KEYFRAMES + extra):
-        store.add(keyframe(stamp, wall(1.0)))
+        store.add_frame(keyframe(stamp, wall(1.0)))
 
 
 def test_closed_submaps_are_judged_at_their_corrected_places():
@@ -195,7 +195,7 @@ def test_closed_submaps_are_judged_at_their_corrected_places():
     for stamp in (100, 101, 102):
         f = keyframe(stamp, 2 * wall())
         T = poses[0].pose(f.T_local_camera)
-        store.add(local_frame(stamp, "", f.image, f.depth, f.confidence, K, T, True))
+        store.add_frame(local_frame(stamp, "", f.image, f.depth, f.confidence, K, T, True))
     assert len(store.submaps[0].cloud) < before
     depth = store.submaps[0].cloud.xyz[:, 2]
     assert not (np.abs(depth - 1) < 0.2).any()
@@ -217,30 +217,30 @@ def test_a_keyframe_votes_from_where_the_map_has_it_now():
 def test_unconnected_components_do_not_judge_each_other():
     store = store_of()
     filled(store)
-    store.add(keyframe(50, wall()))
+    store.add_frame(keyframe(50, wall()))
     store.start_chain()
-    store.add(keyframe(100, wall()))
+    store.add_frame(keyframe(100, wall()))
     assert box_points(store) > 30
 
 
 def test_keyframes_of_another_component_do_not_vote():
     store = store_of()
     for stamp in range(3):
-        store.add(keyframe(stamp, wall()))
+        store.add_frame(keyframe(stamp, wall()))
     store.start_chain()
-    store.add(keyframe(100, wall(1.0)))
-    store.add(keyframe(101, wall()))
+    store.add_frame(keyframe(100, wall(1.0)))
+    store.add_frame(keyframe(101, wall()))
     assert box_points(store) > 30
 
 
 def test_each_camera_of_a_rig_remembers_its_own_keyframes():
     store = store_of()
-    store.add(keyframe(0, wall(1.0)))
+    store.add_frame(keyframe(0, wall(1.0)))
     for stamp in range(1, 3):
-        store.add(keyframe(stamp, wall()))
+        store.add_frame(keyframe(stamp, wall()))
         for other in range(9):
             away = keyframe(stamp, wall(), x=50.0, camera=str(other))
-            store.add(away)
+            store.add_frame(away)
     assert box_points(store) == 0
 
 
@@ -249,7 +249,7 @@ def test_replays_are_equal():
     for _ in range(2):
         store = store_of()
         for stamp in range(40):
-            store.add(keyframe(stamp, wall(1.0 if stamp % 7 < 3 else 0.0), 0.02 * stamp))
+            store.add_frame(keyframe(stamp, wall(1.0 if stamp % 7 < 3 else 0.0), 0.02 * stamp))
         clouds.append(store.cloud())
     np.testing.assert_array_equal(clouds[0].xyz, clouds[1].xyz)
     np.testing.assert_array_equal(clouds[0].count, clouds[1].count)

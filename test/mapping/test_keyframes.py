@@ -29,7 +29,7 @@ def overlap_view(number, yaw_deg=0.0, x=0.0, image=NOISE, depth=2.0):
 
 def remember(memory, *overlap_views):
     for one in overlap_views:
-        memory.add(one, memory.is_new(one))
+        memory.add_view(one, memory.is_new(one))
     return memory
 
 
@@ -156,7 +156,7 @@ def test_a_view_without_any_depth_is_no_trouble():
 def test_keyframes_that_look_alike_are_chosen_oldest_first():
     held = memory()
     for n, descriptor in enumerate(np.eye(4)):
-        held.add(overlap_view(n, yaw_deg=30 * n), True, descriptor)
+        held.add_view(overlap_view(n, yaw_deg=30 * n), True, descriptor)
     chosen = held.choose_like(2, np.array([0.1, 0.0, 0.7, 0.7]))
     assert ids(chosen) == [2, 3]
     assert all(one.keyframe for one in chosen)
@@ -165,7 +165,7 @@ def test_keyframes_that_look_alike_are_chosen_oldest_first():
 def test_without_descriptors_keyframes_of_all_places_are_chosen():
     held = memory()
     for n in range(5):
-        held.add(overlap_view(n, yaw_deg=30 * n), True)
+        held.add_view(overlap_view(n, yaw_deg=30 * n), True)
     assert ids(held.choose_like(3, np.ones(4))) == [0, 2, 4]
     assert ids(memory().choose_like(3, np.ones(4))) == []
 

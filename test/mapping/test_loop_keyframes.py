@@ -34,7 +34,7 @@ def kept(spill, monkeypatch):
     monkeypatch.setattr(loop_keyframes, "MAX_KEYFRAMES", 3)
     kept = LoopKeyframes(table_of([IDENTITY] * 8), spill)
     for number in range(8):
-        kept.add(keyframe(number), 0)
+        kept.add_keyframe(keyframe(number), 0)
     return kept
 
 
@@ -47,9 +47,9 @@ def test_a_removed_keyframe_moves_the_border(kept, spill):
     assert on_disk(kept, spill) == [0, 1, 2, 3, 4]
     kept.remove(kept.ids[2])  # on the disk
     kept.remove(kept.ids[6])  # the newest, in memory
-    kept.add(keyframe(8), 0)
+    kept.add_keyframe(keyframe(8), 0)
     assert [k.submap for k in kept] == [0, 1, 3, 4, 5, 6, 8]
-    kept.add(keyframe(9), 0)
+    kept.add_keyframe(keyframe(9), 0)
     assert on_disk(kept, spill) == [0, 1, 3, 4, 5]
     count = len(on_disk(kept, spill))
     one = kept[0].descriptor.nbytes + loop_keyframes.OVERHEAD
@@ -104,18 +104,18 @@ def late(tmp_path, monkeypatch):
 def test_keyframes_on_their_way_to_the_disk_count_as_there(late):
     kept = LoopKeyframes(MapTable(), late)
     for number in range(6):
-        kept.add(keyframe(number), 0)
+        kept.add_keyframe(keyframe(number), 0)
     assert len(late.answers) == 3
     assert on_disk(kept, late) == []
     kept.remove(kept.ids[0])  # before it is written
     late.answer()
     late.answer()
     late.answer(OSError("full"))
-    kept.add(keyframe(6), 0)
+    kept.add_keyframe(keyframe(6), 0)
     assert [k.submap for k in kept] == [1, 3, 4, 5, 6]  # 2 was not written: it is forgotten
     assert on_disk(kept, late) == [1]
     late.answer()
-    kept.add(keyframe(7), 0)
+    kept.add_keyframe(keyframe(7), 0)
     assert on_disk(kept, late) == [1, 3]
     np.testing.assert_array_equal(kept[1].arrays[0], keyframe(3).arrays[0])
 
@@ -126,7 +126,7 @@ def test_a_keyframe_keeps_few_samples():
     many = dataclasses.replace(
         keyframe(0), pixels=np.arange(3000), depth=rng.random(3000), confidence=np.ones(3000)
     )
-    kept.add(many, 0)
+    kept.add_keyframe(many, 0)
     assert len(kept[0].pixels) == len(kept[0].depth) == len(kept[0].confidence) == FEW_SAMPLES
     at = np.flatnonzero(np.isin(many.pixels, kept[0].pixels))
     np.testing.assert_array_equal(kept[0].depth, many.depth[at])
@@ -138,13 +138,13 @@ def test_keyframes_of_another_session_get_ids_of_their_own():
     assert [row.view.id for row in rows] == [-1, -2]
     kept = LoopKeyframes(MapTable())
     kept.restore(rows)
-    kept.add(keyframe(0), 0)
+    kept.add_keyframe(keyframe(0), 0)
     assert [row.view.id for row in kept] == [-1, -2, 0]
     assert kept.ids.index(-2) == 1
 
 
 def test_a_new_list_begins_without_keyframes():
     table = MapTable()
-    LoopKeyframes(table).add(keyframe(0), 0)
+    LoopKeyframes(table).add_keyframe(keyframe(0), 0)
     assert len(table.keyframes) == 1
     assert len(LoopKeyframes(table)) == len(table.keyframes) == 0

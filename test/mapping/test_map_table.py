@@ -87,7 +87,7 @@ def test_a_view_of_a_standing_robot_does_not_creep():
     but for single precision."""
     table, begin = table_of([]), pose(3.0, 40).astype(np.float32).astype(float)
     begin[:3, :3] *= 1 + 1e-7
-    table.add(Submap(0, 0, table.T_map_camera(begin)))
+    table.add_submap(Submap(0, 0, table.T_map_camera(begin)))
     table.set_view(overlap_view(0, 0, pose(8.0)))
     for _ in range(20_000):
         table.set_view(dataclasses.replace(table.view(0), observations=2.0))

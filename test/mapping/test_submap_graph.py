@@ -217,7 +217,7 @@ def test_an_unconnected_component_is_solved_whatever_its_rotation(degrees, metri
     graph, _ = walked(poses[:4])
     graph.first_live = first_live
     for k in (4, 5):  # a component that loops have joined
-        graph._submaps.add(Submap(k, 0, poses[k]))
+        graph._submaps.add_submap(Submap(k, 0, poses[k]))
         graph.add(k, None, False)
         for at in (2, 3):
             graph.add_loop(at, k, IDENTITY, LOOP)
@@ -225,7 +225,7 @@ def test_an_unconnected_component_is_solved_whatever_its_rotation(degrees, metri
         1.0, Rotation.from_rotvec([0, np.radians(degrees), 0]).as_matrix(), np.array([3.0, 1, 2])
     )
     newest = guess @ poses[6]  # a component of its own
-    graph._submaps.add(Submap(6, 0, newest))
+    graph._submaps.add_submap(Submap(6, 0, newest))
     graph.add(6, None, False)
     drift = guess.inverse()  # from where the new one lies to where the old one measures it
     joined = graph.unmeasured(3, 6)
@@ -246,7 +246,7 @@ def test_an_unconnected_component_is_solved_whatever_its_rotation(degrees, metri
 
 def test_a_guessed_edge_is_no_measurement():
     graph, _ = walked(circle(12)[:3])
-    graph._submaps.add(Submap(3, 0, IDENTITY))
+    graph._submaps.add_submap(Submap(3, 0, IDENTITY))
     graph.add(3, LOOP, True)
     assert graph.connected(0, 3)
     assert graph.unmeasured(0, 3) == {0, 1, 2}
@@ -258,7 +258,7 @@ def test_a_rigid_map_moves_as_one_body():
     poses = circle(12)
     graph, _ = walked(poses[:6])
     graph.first_live = 6
-    graph._submaps.add(Submap(6, 0, poses[6]))
+    graph._submaps.add_submap(Submap(6, 0, poses[6]))
     graph.add(6, VARIANCE, False)
     rng = np.random.default_rng(0)
     for at in range(5):
@@ -282,7 +282,7 @@ def test_a_localized_camera_leaves_a_map_as_it_is(monkeypatch):
     graph.first_live = 12
     nodes, edges = graph.of_map()
     for k in range(12, 40):
-        graph._submaps.add(Submap(k, 0, poses[k % 12]))
+        graph._submaps.add_submap(Submap(k, 0, poses[k % 12]))
         graph.add(k, None if k % 9 == 0 else VARIANCE, False)
         graph.enforce_limits()
         graph.add_loop(k % 12, k, IDENTITY, LOOP)

@@ -27,7 +27,9 @@ def test_points_lie_where_the_camera_saw_them():
     """Points lie where the camera saw them in open and closed submaps."""
     held = store()
     frames = [frame(i, pose(0.3 * i, turn_deg=5.0 * i), seed=i) for i in range(2 * KEYFRAMES + 3)]
-    assert [held.add(f)[0].id for f in frames] == [i // KEYFRAMES for i in range(len(frames))]
+    assert [held.add_frame(f)[0].id for f in frames] == [
+        i // KEYFRAMES for i in range(len(frames))
+    ]
     expected = np.concatenate([room_points(f) for f in frames])
     cloud = held.cloud()
     assert len(held) == len(cloud) == len(expected) == 190 * len(frames)
@@ -43,7 +45,7 @@ def test_far_from_the_origin_nothing_is_lost_to_rounding():
     held = store(voxel_m=0.01)
     f = frame(0, pose(50_000.0, 20_000.0))
     for _ in range(30):
-        held.add(f)
+        held.add_frame(f)
     local = held.scene().clouds[-1].cloud.xyz
     near = backproject(f.depth, K)[np.isfinite(f.depth)]
     assert np.abs(in_order(local)[:3] - in_order(near)[:3]).max() < 0.02
@@ -56,8 +58,8 @@ def test_points_seen_again_are_averaged_by_confidence():
     a, b = frame(0, pose()), frame(1, pose())
     b = replace(b, image=np.full_like(b.image, 200), confidence=np.full_like(b.confidence, 9.0))
     a = replace(a, image=np.zeros_like(a.image), confidence=np.ones_like(a.confidence))
-    held.add(a)
-    held.add(b)
+    held.add_frame(a)
+    held.add_frame(b)
     cloud = held.cloud()
     assert cloud.count.sum() == 380
     assert (cloud.rgb == 180).all()  # (1 * 0 + 9 * 200) / 10
@@ -69,7 +71,7 @@ def test_a_submap_that_moves_takes_its_points_and_poses_along():
     frames = [frame(i, pose(0.3 * i), seed=i) for i in range(KEYFRAMES + 2)]
     frames.insert(3, frame(99, pose(0.7), keyframe=False))
     for f in frames:
-        held.add(f)
+        held.add_frame(f)
     before, poses = held.scene(np.eye(4)), list(held.poses())
     R = Rotation.from_euler("xyz", [10, 20, 30], degrees=True).as_matrix()
     moved = Similarity(1.5, R, np.array([3.0, -2, 1]))
@@ -86,10 +88,10 @@ def test_a_submap_that_moves_takes_its_points_and_poses_along():
 
 def test_a_growing_submap_can_move_and_goes_on_growing():
     held = store()
-    held.add(frame(0, pose()))
+    held.add_frame(frame(0, pose()))
     held.table.set_poses({0: Similarity(2.0, np.eye(3), np.array([0.0, 0, 5]))})
     later = frame(1, pose(1.0), depth=4.0, seed=1)
-    held.add(later)
+    held.add_frame(later)
     np.testing.assert_allclose(in_order(room_points(later)), in_order(held.cloud().xyz[190:]),
                                atol=4e-3)  # fmt: skip
     np.testing.assert_allclose(list(held.poses())[1].T_map_camera, later.T_local_camera)
@@ -97,21 +99,21 @@ def test_a_growing_submap_can_move_and_goes_on_growing():
 
 def test_every_chain_begins_a_submap():
     held = store()
-    held.add(frame(0, pose()))
+    held.add_frame(frame(0, pose()))
     held.start_chain()
     assert held.newest is None
-    assert held.add(frame(1, pose()))[0].id == 1
+    assert held.add_frame(frame(1, pose()))[0].id == 1
     assert [s.chain for s in held.submaps.values()] == [0, 1]
     held.start_chain()
     held.start_chain()
-    assert held.add(frame(2, pose(), keyframe=False))[0].id == 2
+    assert held.add_frame(frame(2, pose(), keyframe=False))[0].id == 2
 
 
 def test_a_frame_that_is_no_keyframe_leaves_its_pose_only():
     held = store(keep_images=True)
-    held.add(frame(0, pose(), keyframe=False))
+    held.add_frame(frame(0, pose(), keyframe=False))
     off = store(enabled=False, keep_images=True)
-    off.add(frame(0, pose()))
+    off.add_frame(frame(0, pose()))
     for one in (held, off):
         assert (len(one), len(one.poses()), len(one.scene().images)) == (0, 1, 0)
 
@@ -120,7 +122,7 @@ def test_the_path_is_the_leading_cameras_and_thins_evenly():
     held = store()
     for i in range(50):
         for camera in ("front", "left"):
-            held.add(frame(i, pose(float(i)), keyframe=False, camera=camera))
+            held.add_frame(frame(i, pose(float(i)), keyframe=False, camera=camera))
     assert len(held.poses()) == 100
     assert {p.camera for p in held.view.path()} == {"front"}
     assert [p.stamp_ns for p in held.view.path(10)] == [1000 + i for i in range(0, 50, 5)]
@@ -129,7 +131,7 @@ def test_the_path_is_the_leading_cameras_and_thins_evenly():
 def test_keyframes_images_are_kept_as_jpeg():
     held = store(keep_images=True)
     f = replace(frame(0, pose()), image=np.full((12, 16, 3), (200, 100, 20), np.uint8))
-    held.add(f)
+    held.add_frame(f)
     ((shot, data),) = held.scene().images.items()
     assert shot == ("", 1000)
     shown = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
@@ -139,7 +141,7 @@ def test_keyframes_images_are_kept_as_jpeg():
 def test_points_stay_below_their_cap_and_the_oldest_leave():
     held = store(max_points=3000)
     for i in range(100):
-        held.add(frame(i, pose(10.0 * i), seed=i))
+        held.add_frame(frame(i, pose(10.0 * i), seed=i))
         assert len(held) <= 3000
     x = held.cloud().xyz[:, 0]
     assert len(held) > 0.8 * 3000
@@ -150,7 +152,7 @@ def test_points_stay_below_their_cap_and_the_oldest_leave():
 def test_a_cap_below_one_frame_holds_too():
     held = store(max_points=50)
     for i in range(5):
-        held.add(frame(i, pose(10.0 * i), seed=i))
+        held.add_frame(frame(i, pose(10.0 * i), seed=i))
         assert 40 <= len(held) <= 50
 
 
@@ -160,7 +162,7 @@ def test_nothing_is_held_beyond_the_radius_in_metres():
     held.metres = 2.0  # six units of the scene
     for i in range(300):
         T = pose(0.05 * i)
-        held.add(frame(i, T, depth=2.5 + 2.5 * (i % 2), seed=i))
+        held.add_frame(frame(i, T, depth=2.5 + 2.5 * (i % 2), seed=i))
         away = np.linalg.norm(held.cloud().xyz - T[:3, 3], axis=1)
         assert away.max() <= 6.0 + 1e-3
     assert away.max() > 5.0
@@ -171,7 +173,7 @@ def test_memory_stays_within_its_cap_with_images_and_points():
     held = store(memory_mb=1, keep_images=True)
     most = 0
     for i in range(700):
-        held.add(frame(i, pose(10.0 * i), seed=i))
+        held.add_frame(frame(i, pose(10.0 * i), seed=i))
         most = max(most, held.nbytes)
         assert held.nbytes <= 2**20
     assert most > 0.6 * 2**20
@@ -183,7 +185,7 @@ def test_memory_stays_within_its_cap_with_images_and_points():
 def test_the_reported_memory_is_what_is_held():
     held = store(keep_images=True)
     for i in range(KEYFRAMES + 1):
-        held.add(frame(i, pose(10.0 * i), seed=i))
+        held.add_frame(frame(i, pose(10.0 * i), seed=i))
     held.start_chain()
     points = sum(s.cloud.nbytes for s in held.submaps.values())
     images = sum(len(data) for data in held.scene().images.values())
@@ -199,7 +201,7 @@ def test_memory_of_an_hour_at_10_hz_stays_flat_after_the_cap(monkeypatch):
     frames, told = [frame(i, pose(), seed=i) for i in range(7)], []
     for i in range(36_000):
         seen = {"keyframe": i % 20 == 0, "T_local_camera": pose(0.1 * i)}
-        held.add(replace(frames[i % 7], stamp_ns=i, **seen))
+        held.add_frame(replace(frames[i % 7], stamp_ns=i, **seen))
         if i >= 12_000 and i % 1000 == 0:
             told.append(held.nbytes)
     assert max(told) < 1.15 * min(told)
@@ -212,25 +214,25 @@ def test_memory_of_an_hour_at_10_hz_stays_flat_after_the_cap(monkeypatch):
 def test_voxels_of_a_known_scale_keep_colours_and_counts():
     held = store(voxel_m=0.05)
     for i in range(KEYFRAMES + 2):
-        held.add(frame(i, pose(0.01 * i), seed=i))
+        held.add_frame(frame(i, pose(0.01 * i), seed=i))
     points, seen = len(held), held.cloud().count.sum()
     held.metres = 0.1  # so that a voxel is half a unit
     held.regrid()
     assert len(held) < points / 5
     assert held.cloud().count.sum() == pytest.approx(seen, rel=1e-6)
     assert held.scene().clouds[0].T_map_submap.scale == pytest.approx(0.1)
-    held.add(frame(99, pose(0.01), seed=99))
+    held.add_frame(frame(99, pose(0.01), seed=99))
     assert len(held) < points / 5 + 40
 
 
 def test_a_scene_does_not_change_while_the_map_goes_on():
     held = store(max_points=4000)
     for i in range(20):
-        held.add(frame(i, pose(float(i)), seed=i))
+        held.add_frame(frame(i, pose(float(i)), seed=i))
     scene = held.scene()
     before = [c.xyz.copy() for c in scene.chunks()]
     for i in range(20, 100):
-        held.add(frame(i, pose(float(i)), seed=i))
+        held.add_frame(frame(i, pose(float(i)), seed=i))
     held.table.set_poses({held.newest.id: Similarity(1.0, np.eye(3), np.ones(3))})
     for old, new in zip(before, scene.chunks(), strict=True):
         np.testing.assert_array_equal(old, new.xyz)
@@ -241,7 +243,7 @@ def test_shown_points_are_an_even_choice_of_all_submaps():
     """What is shown is an even choice of open and closed submaps."""
     held = store()
     for i in range(2 * KEYFRAMES + 3):
-        held.add(frame(i, pose(0.3 * i), seed=i))
+        held.add_frame(frame(i, pose(0.3 * i), seed=i))
     for most in (10, 500, 5000, 10**6):
         shown = held.view.thinned(most, np.eye(4))
         assert 0.5 * min(most, len(held)) < len(shown) <= most
@@ -252,14 +254,14 @@ def test_shown_points_are_an_even_choice_of_all_submaps():
 def test_a_component_that_left_the_map_keeps_its_number():
     """Loops still know its submaps: what ties them would tie the new component."""
     held = store()
-    held.add(frame(0, pose()))
+    held.add_frame(frame(0, pose()))
     held.start_chain()
-    gone = held.add(frame(1, pose(1.0)))[0].id
+    gone = held.add_frame(frame(1, pose(1.0)))[0].id
     held.start_chain()
-    back = held.add(frame(2, pose(2.0)))[0].id
+    back = held.add_frame(frame(2, pose(2.0)))[0].id
     held.merge_components([(0, back)])
     del held.submaps[gone]
     held.start_chain()
-    held.add(frame(3, pose(3.0)))
+    held.add_frame(frame(3, pose(3.0)))
     held.merge_components([(0, gone)])
     assert not held.pose_known

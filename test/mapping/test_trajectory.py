@@ -21,7 +21,7 @@ def stay(held, begin, count, x=0.0, *, camera="", keyframe=False, seed=0):
     for i in range(begin, begin + count):
         T = pose(x + NOISE_M * rng.uniform(-1, 1))
         f = frame(0, T, camera=camera, keyframe=keyframe and i == begin)
-        held.add(replace(f, stamp_ns=i * STEP_NS))
+        held.add_frame(replace(f, stamp_ns=i * STEP_NS))
     return begin + count
 
 
@@ -72,13 +72,13 @@ def test_the_path_tells_from_when_to_when_a_camera_stood():
 def test_keyframes_turns_and_slow_ways_are_stored():
     held = store()
     for i in range(4):
-        held.add(frame(i * STEP_NS, pose(), seed=i))
+        held.add_frame(frame(i * STEP_NS, pose(), seed=i))
     for i in range(4, 8):
-        held.add(frame(i * STEP_NS, pose(turn_deg=2.0 * (i - 3)), keyframe=False))
+        held.add_frame(frame(i * STEP_NS, pose(turn_deg=2.0 * (i - 3)), keyframe=False))
     assert len(held.table.path) == 8
     for i in range(8, 208):  # a tenth of what counts as motion each: 1 m in all
         T = pose(0.005 * (i - 7), turn_deg=8.0)
-        held.add(frame(i * STEP_NS, T, keyframe=False))
+        held.add_frame(frame(i * STEP_NS, T, keyframe=False))
         last = held.poses().rows["T"][-1, 0, 3]
         assert abs(last - T[0, 3]) < 0.06
     assert 25 <= len(held.table.path) <= 35
@@ -87,7 +87,7 @@ def test_keyframes_turns_and_slow_ways_are_stored():
 def test_a_gap_and_a_time_jump_are_no_standing():
     held = store()
     for stamp_ns in (0, STEP_NS, STEP_NS + MAX_GAP_NS + 1, 5, 6):
-        held.add(replace(frame(0, pose(), keyframe=False), stamp_ns=stamp_ns))
+        held.add_frame(replace(frame(0, pose(), keyframe=False), stamp_ns=stamp_ns))
     gap = STEP_NS + MAX_GAP_NS + 1
     assert held.poses().rows["stamp_ns"].tolist() == [0, STEP_NS, gap, 5, 6]
 
@@ -121,8 +121,8 @@ def test_a_line_for_each_frame_is_got_back():
 
 def test_refinement_corrects_the_pose_at_which_a_camera_stands():
     path = Trajectory()
-    path.add(replace(frame(0, pose()), stamp_ns=0), pose(), 0)
-    path.add(replace(frame(0, pose(), keyframe=False), stamp_ns=1), pose(), 0)
+    path.add_pose(replace(frame(0, pose()), stamp_ns=0), pose(), 0)
+    path.add_pose(replace(frame(0, pose(), keyframe=False), stamp_ns=1), pose(), 0)
     path.correct(0, "", 0, pose(0.3))
     path.correct(1, "", 0, pose(9.0))  # not stored
     path.correct(0, "", 1, pose(9.0))  # in another submap
@@ -148,15 +148,15 @@ def test_poses_in_a_small_submap_stand_by_the_scenes_lengths():
     f = frame(0, pose(), keyframe=False)
     for unit, count in ((1.0, 1), (100.0, 2)):
         path = Trajectory()
-        path.add(replace(f, stamp_ns=0), pose(), 0, unit)
-        path.add(replace(f, stamp_ns=1), pose(0.001), 0, unit)
+        path.add_pose(replace(f, stamp_ns=0), pose(), 0, unit)
+        path.add_pose(replace(f, stamp_ns=1), pose(0.001), 0, unit)
         assert len(path) == count
 
 
 def row(held, at, submap, camera="", x=0.0):
     T = pose(x)
     f = frame(0, T, camera=camera, keyframe=False)
-    held.add(replace(f, stamp_ns=at * STEP_NS), T, submap)
+    held.add_pose(replace(f, stamp_ns=at * STEP_NS), T, submap)
 
 
 def test_a_camera_that_stands_across_submaps_has_a_pose_in_each():

@@ -46,13 +46,13 @@ class Drive:
         self.true[id] = Similarity(UNIT, R, np.array([0.1 * id, -0.2 * id, 0.0]))
         one = Submap(id, 0, self.true[id])
         one.component = component
-        self.table.add(one)
+        self.table.add_submap(one)
         return id
 
     def see(self, submap, x, y, yaw, **given):
         """Adds a keyframe at its true place."""
         T = self.true[submap].inverse().pose(pose_at(x, y, yaw))
-        self.table.path.add(self.frame(T), T, submap)
+        self.table.path.add_pose(self.frame(T), T, submap)
         view = square_view(x, y, yaw, (self.count, "", submap), UNIT)
         self.map.add(view, T, IDENTITY, **given)
         self.count += 1
@@ -213,7 +213,7 @@ def test_what_is_too_far_leaves():
     for k in range(60):
         submap = drive.submap() if k % KEYFRAMES == 0 else submap
         T = drive.true[submap].inverse().pose(pose_at(k, 0, 0))
-        drive.table.path.add(drive.frame(T), T, submap)
+        drive.table.path.add_pose(drive.frame(T), T, submap)
         view = square_view(0, 0, 0, (drive.count, "", submap), UNIT)
         drive.map.add(view, T, IDENTITY, radius=10.0)
         drive.count += 1
@@ -287,7 +287,7 @@ def test_a_standing_camera_sees_what_is_gone():
     middle = np.array([[60, 0]], np.int16)  # a person in free floor
     crowded = dataclasses.replace(view, marks=np.concatenate((view.marks, middle)))
     for stamp in range(1, 4):
-        drive.table.path.add(dataclasses.replace(drive.frame(T), stamp_ns=stamp), T, submap)
+        drive.table.path.add_pose(dataclasses.replace(drive.frame(T), stamp_ns=stamp), T, submap)
         drive.map.add(dataclasses.replace(crowded, stamp_ns=stamp), T, IDENTITY)
     where = UNIT * view.cell * np.array([60.5, 0.5])
     at = (where - drive.map.grid(IDENTITY).origin) // RES

@@ -17,7 +17,7 @@ SIZE = (28, 42)  # pixels: 14 per 8 cells
 
 
 def cameras(n, seed, *, degrees, offset=(0.0, 0.0)):
-    """T_ref_camera [n, 4, 4] turned by ``degrees``, and K [n, 3, 3] of an image of SIZE.
+    """T_window_camera [n, 4, 4] turned by ``degrees``, and K [n, 3, 3] of an image of SIZE.
 
     The principal point is off the middle by ``offset`` half widths and half heights.
     """

@@ -64,8 +64,8 @@ def run(frames, faulty, session=None, refine=False, size=SIZE, **values):
 def faulty_run(fault, start=START, length=LENGTH, refine=False, size=SIZE):
     _, frames = walk(size=size)
     faulty = bench_blind.with_fault(frames, fault, start, length)
-    movers = {"map.remove_movers": True}  # through what a blind camera sees, if it counted
-    pipeline, results = run(frames, faulty, refine=refine, size=size, **movers)
+    removing = {"map.remove_movers": True}  # through what a blind camera sees, if it counted
+    pipeline, results = run(frames, faulty, refine=refine, size=size, **removing)
     figures = bench_blind.measured(frames, results, pipeline, start, length)
     return pipeline, results, figures
 

@@ -146,13 +146,13 @@ def test_published_depth_is_corrected_where_the_images_agree_better(monkeypatch)
 
 def test_keyframes_with_the_networks_poses_are_not_measured(monkeypatch):
     """Only the first window's views may be: later windows refine them."""
-    added, add = [], SceneMap.add
+    added, add = [], SceneMap.add_frame
 
     def noted(self, frame, data, *, measure):
         added.append((frame.id, measure))
         return add(self, frame, data, measure=measure)
 
-    monkeypatch.setattr(SceneMap, "add", noted)
+    monkeypatch.setattr(SceneMap, "add_frame", noted)
     monkeypatch.setattr(WindowRefiner, "refine", lambda *_: None)
     pipeline, results = run(opened(), walk()[1][:6])
     assert sum(r.keyframe for r in results) >= 3
@@ -396,7 +396,7 @@ def test_memory_is_bounded_behind_a_job_that_hangs(monkeypatch):
     poses = {k: (f.T_room_camera, 1.0) for k, f in enumerate(frames)}
     try:
         for k, f in enumerate(frames):
-            dense.add(dataclasses.replace(keyframe_of(f), id=k))
+            dense.add_keyframe(dataclasses.replace(keyframe_of(f), id=k))
             found += dense.end_window(lambda one: poses[one.id], makers)
             assert len(dense.measurement._entries) <= 8
         assert [one.measured.keyframe.id for one in found] == list(range(FRAMES - 8))
@@ -410,7 +410,7 @@ def test_memory_is_bounded_behind_a_job_that_hangs(monkeypatch):
     assert dense.so_far.keyframes == FRAMES - 8  # what is forgotten is not counted again
     assert dense.so_far.behind_s == pytest.approx(dense.so_far.seconds)  # without a limit
     dense.config = DenseConfig(max_ms=1000.0)
-    dense.add(dataclasses.replace(keyframe_of(frames[0]), id=99))
+    dense.add_keyframe(dataclasses.replace(keyframe_of(frames[0]), id=99))
     assert dense.so_far.behind_s == pytest.approx(dense.so_far.seconds - 1)
 
 

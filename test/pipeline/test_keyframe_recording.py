@@ -39,7 +39,7 @@ def test_depth_and_pose_are_in_the_unit_of_the_submap(recording):
     submap = Submap(3, 1, Similarity(2.0, R, np.array([1.0, 2, 3])))
     f = frame(5, pose(4.0))
     T = relative_pose(submap.T_map_submap, f.T_local_camera)
-    stored.add(f, data_of(f), submap, T, submap.T_map_submap.scale, MapState())
+    stored.add_frame(f, data_of(f), submap, T, submap.T_map_submap.scale, MapState())
     assert stored.finish(MapState(True, 0.5), 10)
     with StoredScene.open(folder) as scene:
         stored_submap = scene.submaps[3].T_map_submap
@@ -56,7 +56,7 @@ def test_a_loop_moves_what_is_stored(recording):
     stored, folder = recording
     submap = Submap(0, 0, Similarity(1.0, np.eye(3), np.zeros(3)))
     f = frame(5, pose(4.0))
-    stored.add(f, data_of(f), submap, f.T_local_camera, 1.0, MapState())
+    stored.add_frame(f, data_of(f), submap, f.T_local_camera, 1.0, MapState())
     submap.T_map_submap = Similarity(1.1, R, np.array([0.0, 0, 7]))
     submap.component = 2
     stored.place([submap])
@@ -91,7 +91,7 @@ def test_submaps_of_a_scene_that_begins_anew_are_stored_again(recording):
     f = frame(5, pose(4.0))
     for x in (1.0, 2.0):
         submap = Submap(0, 0, Similarity(1.0, np.eye(3), np.array([x, 0, 0])))
-        stored.add(f, data_of(f), submap, f.T_local_camera, 1.0, MapState())
+        stored.add_frame(f, data_of(f), submap, f.T_local_camera, 1.0, MapState())
         if x == 1.0:
             stored.begin()
     assert stored.finish(MapState(), 10)
@@ -104,7 +104,7 @@ def test_frames_that_are_no_keyframes_have_poses_only(recording):
     stored, folder = recording
     submap = Submap(0, 0, Similarity(1.0, np.eye(3), np.zeros(3)))
     f = dataclasses.replace(frame(5, pose(4.0)), keyframe=False)
-    stored.add(f, None, submap, f.T_local_camera, 1.0, MapState())
+    stored.add_frame(f, None, submap, f.T_local_camera, 1.0, MapState())
     stored.correct([PoseInSubmap(f.stamp_ns, f.camera, 0, pose(9.0))])
     assert stored.finish(MapState(), 10)
     with StoredScene.open(folder) as scene:
@@ -124,7 +124,7 @@ def test_depth_of_a_later_chain_is_in_the_unit_of_the_scene(tmp_path):
     for lap in (0, -(10**12)):  # the second one is a jump back in time
         for f in camera:
             changes = {"T_prior_camera": f.T_room_camera, "stamp_ns": f.stamp_ns + lap}
-            pipeline.session.add(dataclasses.replace(f, stamp_ns=f.stamp_ns + lap))
+            pipeline.session.add_frame(dataclasses.replace(f, stamp_ns=f.stamp_ns + lap))
             list(pipeline.push(to_frame(camera, f, **changes)))
         units.append(pipeline.scale.unit)
     assert pipeline.scene_map.finish_recording(10)

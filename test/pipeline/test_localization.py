@@ -361,7 +361,7 @@ def test_a_place_that_was_never_found_is_not_known_when_the_map_grows_again(ring
     assert all(r.covariance_map is None for r in results)
 
 
-def test_a_map_that_begins_after_localization_has_a_known_place(ring):
+def test_a_map_that_begins_after_localization_has_a_known_pose(ring):
     pipeline = opened(ring[:40], metric=True, **LOCALIZE)
     push(pipeline, ring[:10])
     assert pipeline.look_near(PoseHint.on_map(0, 0, 1.0))

@@ -540,7 +540,7 @@ def test_what_loops_have_measured_stays():
     table = MapTable()
     loops = LoopClosure(table)
     for id in range(4):
-        table.add(Submap(id, 0, Similarity(1.0, np.eye(3), np.array([float(id), 0, 0]))))
+        table.add_submap(Submap(id, 0, Similarity(1.0, np.eye(3), np.array([float(id), 0, 0]))))
         loops._graph.add(id, np.full(3, 1e-4) if id else None, guessed=False)
     off = Similarity(1.0, np.eye(3), np.array([0.0, 0.3, 0.0]))
     loops._graph.add_loop(0, 3, off, np.full(3, 1e-4))

@@ -177,7 +177,7 @@ def test_a_long_stream_holds_a_bounded_number_of_frames(short):
     pipeline = Pipeline(settings(), session)
     for step in range(60):
         f = dataclasses.replace(frames[step % 2], stamp_ns=10**9 * (step + 1))
-        session.add(f)
+        session.add_frame(f)
         list(pipeline.push(to_frame(camera, f)))
     assert len(pipeline.odometry.overlap_views._newest) == 4
     assert len(pipeline.builder._pending) == 0

@@ -34,7 +34,7 @@ def test_a_correction_that_comes_late_leaves_a_consistent_map_as_it_is(
     table = scene_map.table
     poses = [Similarity(1.0, np.eye(3), np.array([float(k), 0, 0])) for k in range(4)]
     for id, pose in enumerate(poses):
-        table.add(Submap(id, 0, pose))
+        table.add_submap(Submap(id, 0, pose))
     nodes = tuple(Node(k, k) for k in range(3))
     solved = Correction(Moves(nodes, (IDENTITY,) * 3), IDENTITY, IDENTITY)
     moved = Similarity(2.0, np.eye(3), np.array([5.0, 0, 0]))

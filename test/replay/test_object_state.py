@@ -143,7 +143,7 @@ def test_services_and_code_stay_those_of_the_program(tmp_path):
     assert now.closed == 4
     assert now.warn is repr
     assert now.session is not before.session
-    with pytest.raises(StateError, match=r"has no .*where one was"):
+    with pytest.raises(StateError, match=r"the state has .*, this program does not"):
         load_state(tmp_path / "state", "one", None, {"session": now.session})
 
 
@@ -193,8 +193,8 @@ CRAFTED = [
       "attributes": {}}, "no class"),
     ({"kind": "named tuple", "module": "da3_ros.mapping.voxel_map", "class": "VoxelMap",
       "values": [0.1]}, "no tuple"),
-    ({"kind": "kept", "type": "builtins.type"}, "where one was"),
-    ({"kind": "unheard"}, "where one was"),
+    ({"kind": "kept", "type": "builtins.type"}, "this program does not"),
+    ({"kind": "unheard"}, "this program does not"),
     ({"kind": "array", "type": "|O", "shape": [1], "strides": [8], "record": 0}, "objects"),
     ({"kind": "array", "type": "<f8", "shape": [10], "strides": [8], "record": 0,
       "scalar": False, "writeable": True}, "length|damaged"),

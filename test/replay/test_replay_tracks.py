@@ -158,7 +158,7 @@ def test_a_long_stream_leaves_few_small_frames(camera, tmp_path):
     track_sampler = TrackSampler(track_history)
     for id in range(400):  # every second one is refined
         window = dataclasses.replace(frame.window, refined=id % 2 == 1)
-        track_sampler.add(
+        track_sampler.add_frame(
             dataclasses.replace(frame, id=id, stamp_ns=id, image=large, window=window)
         )
     track_sampler.write(tmp_path / "tracks.npz")

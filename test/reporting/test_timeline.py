@@ -33,7 +33,7 @@ def frame(i, *, blind="", scale=float("nan"), covariance=None, stamp_ns=None):
 def added(frames, R_ros_map=np.eye(3)):  # noqa: B008 - read only
     kept = Timeline()
     for one in frames:
-        kept.add(one, R_ros_map, leading=True)
+        kept.add_frame(one, R_ros_map, leading=True)
     return kept
 
 

@@ -89,7 +89,7 @@ def test_of_a_resumed_scene_only_this_recording_is_compared():
     assert found.sim3.ate_m == pytest.approx(0, abs=1e-9)
 
 
-def test_of_a_resumed_scene_whose_new_part_is_not_placed_nothing_is_compared():
+def test_of_a_resumed_scene_whose_new_component_is_not_placed_nothing_is_compared():
     kept = kept_of(np.tile(STAMPS, 2), np.tile(poses(), (2, 1, 1)), 2, timeline=timeline(STAMPS))
     found = compared(kept, TruePoses(STAMPS, poses()), resumed=True)
     assert not found.errors

@@ -50,7 +50,7 @@ def write(folder, frames, *, with_splats=True, scene_scale=1.0, component=0, opa
         splats = keep_visible(values, f.depth) if with_splats else None
         depth = (f.depth / UNIT).astype(np.float32)
         sure = np.full(f.depth.shape, 2.0, np.float32)
-        writer.add(Keyframe(pose, depth, sure, f.image, splats=splats))
+        writer.add_keyframe(Keyframe(pose, depth, sure, f.image, splats=splats))
     writer.journal.close()
     return folder
 
@@ -191,7 +191,7 @@ def wall_scene(folder, distances, aside=0.0, with_wall=None):
             with_wall(i, values)
         sure = np.full(depth.shape, 2.0, np.float32)
         pose = FramePose(i, "", 0, T, K, SIZE, True)
-        writer.add(Keyframe(pose, depth, sure, image, splats=keep_visible(values, depth)))
+        writer.add_keyframe(Keyframe(pose, depth, sure, image, splats=keep_visible(values, depth)))
     writer.journal.close()
     return folder
 
@@ -225,7 +225,7 @@ def test_surfaces_behind_others_are_kept(tmp_path):
     near = tmp_path / "b"
     writer = StoreWriter(wall_scene(near, [8.0]))
     pose = FramePose(9, "", 0, frame.T_submap_camera, frame.K, SIZE, True)
-    writer.add(Keyframe(pose, depth, np.full(depth.shape, 2.0, np.float32),
+    writer.add_keyframe(Keyframe(pose, depth, np.full(depth.shape, 2.0, np.float32),
                         np.zeros((*SIZE[::-1], 3), np.uint8),
                         splats=keep_visible(values, depth)))  # fmt: skip
     writer.journal.close()
@@ -249,7 +249,9 @@ def test_noise_of_depth_makes_no_holes(frames, tmp_path):
             one = stored.load(key)
             depth = one.depth * np.float32(1 + 0.01 * rng.normal())
             splats = stored.load_splats(key)
-            writer.add(Keyframe(one.pose, depth, one.confidence, one.image, splats=splats))
+            writer.add_keyframe(
+                Keyframe(one.pose, depth, one.confidence, one.image, splats=splats)
+            )
     writer.journal.close()
     assert exported(noisy, tmp_path / "b.splat.ply").points > 0.97 * whole
 
@@ -303,7 +305,7 @@ def test_a_wall_that_is_seen_from_both_sides_keeps_both(tmp_path, thickness):
         splats = keep_visible(exact_values(depth, image, K), depth)
         counts.append(len(splats))
         pose = FramePose(stamp, "", 0, T, K, SIZE, True)
-        writer.add(Keyframe(pose, depth, np.ones_like(depth), image, splats=splats))
+        writer.add_keyframe(Keyframe(pose, depth, np.ones_like(depth), image, splats=splats))
     writer.journal.close()
     assert exported(tmp_path / "scene", tmp_path / "a.splat.ply").points == sum(counts)
 
@@ -337,7 +339,7 @@ def test_keyframes_on_the_spot_share_what_they_see(tmp_path):
         T = np.eye(4)
         T[:3, :3] = Rotation.from_euler("y", 10.0 * stamp, degrees=True).as_matrix()
         pose = FramePose(stamp, "", 0, T, K, (80, 60), True)
-        writer.add(Keyframe(pose, depth, np.ones_like(depth), image, splats=splats))
+        writer.add_keyframe(Keyframe(pose, depth, np.ones_like(depth), image, splats=splats))
     writer.journal.close()
     layers = 360 / np.degrees(2 * np.arctan(0.5)) * len(splats)
     assert exported(tmp_path / "s", tmp_path / "a.splat.ply").points < 2 * layers
@@ -369,7 +371,9 @@ def test_gaussians_that_are_none_cost_their_keyframe(tmp_path, caplog):
             if key == 1:
                 values[7, CHANNELS[name]] = value
             given = RelativeSplats(splats[key].kept, values)
-            writer.add(Keyframe(one.pose, one.depth, one.confidence, one.image, splats=given))
+            writer.add_keyframe(
+                Keyframe(one.pose, one.depth, one.confidence, one.image, splats=given)
+            )
         writer.journal.close()
         caplog.clear()
         assert exported(tmp_path / name, tmp_path / f"{name}.splat.ply").points == alone
@@ -392,7 +396,9 @@ def test_keyframes_are_copied_with_their_gaussians(frames, tmp_path):
     sure = np.ones(f.depth.shape, np.float32)
     writer = StoreWriter(tmp_path / "a")
     writer.place([StoredSubmap(0, 0, 0, S_MAP_SUBMAP)])
-    writer.add(Keyframe(pose, f.depth.astype(np.float32), sure, f.image, None, tracks, values))
+    writer.add_keyframe(
+        Keyframe(pose, f.depth.astype(np.float32), sure, f.image, None, tracks, values)
+    )
     writer.journal.close()
     copy = StoreWriter(tmp_path / "b")
     copy.place([StoredSubmap(0, 0, 0, S_MAP_SUBMAP)])

@@ -25,7 +25,7 @@ def poses(count=5, step=0.2):
 
 
 def rays(T, samples=1):
-    """Directions [3, h, w] in the world of the pixels of a camera."""
+    """Directions [3, h, w] in the room of the pixels of a camera."""
     v, u = np.mgrid[0 : SIZE[1] * samples, 0 : SIZE[0] * samples]
     pixels = np.stack([(u + 0.5) / samples, (v + 0.5) / samples, np.ones(u.shape)])
     return np.einsum("ij,jhw->ihw", T[:3, :3] @ np.linalg.inv(K), pixels)

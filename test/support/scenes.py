@@ -39,8 +39,8 @@ def full_store(step=0.3):
     held = store(keep_images=True)
     held.metres = 0.5
     for i in range(KEYFRAMES + 3):
-        held.add(frame(i, pose(step * i), seed=i, camera="front" if i % 2 else ""))
+        held.add_frame(frame(i, pose(step * i), seed=i, camera="front" if i % 2 else ""))
     held.start_chain()
-    held.add(frame(50, pose(1.0), seed=50))
-    held.add(frame(51, pose(1.0 + step / 3), keyframe=False))
+    held.add_frame(frame(50, pose(1.0), seed=50))
+    held.add_frame(frame(51, pose(1.0 + step / 3), keyframe=False))
     return held

@@ -30,6 +30,6 @@ def write_walls(folder, count=8, boxes=(), confidence=None, grey=None, step=0.05
         sure = np.ones_like(depth) if confidence is None else confidence.astype(np.float32)
         image = np.full((*SIZE[::-1], 3), 90 if grey is None else grey[stamp], np.uint8)
         pose = FramePose(stamp, "", 0, T, K, SIZE, True)
-        writer.add(Keyframe(pose, depth, sure, image))
+        writer.add_keyframe(Keyframe(pose, depth, sure, image))
     writer.journal.close()
     return folder

@@ -32,4 +32,4 @@ def add_keyframe(closure, overlap_view, descriptor):
 def add_submap(submaps, id, T):
     """Adds a submap at the pose ``T`` [4, 4], unless it is there."""
     if id not in submaps.submaps:
-        submaps.add(Submap(id, 0, Similarity.from_pose(T)))
+        submaps.add_submap(Submap(id, 0, Similarity.from_pose(T)))

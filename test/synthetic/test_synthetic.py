@@ -63,7 +63,7 @@ def cast(room, T, rays):
 
 
 def room_points(T, K, depth):
-    """World points [H, W, 3] of a depth image."""
+    """Points [H, W, 3] in the room of a depth image."""
     depth = np.where(np.isinf(depth), np.nan, depth)
     points = pixel_rays(K, depth.shape[::-1]) * depth[..., None]
     return points @ T[:3, :3].T + T[:3, 3]

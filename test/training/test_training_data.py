@@ -103,7 +103,7 @@ def test_shared_view_with_oneself_is_whole():
 
 def test_truth_is_relative_to_the_reference_in_its_unit():
     batch = draw_batch(pool(), Bucket(3, 56, 70), 4, 0.3, generator())
-    assert torch.allclose(batch.T_ref_camera[:, 0], torch.eye(4).expand(4, 4, 4), atol=1e-5)
+    assert torch.allclose(batch.T_window_camera[:, 0], torch.eye(4).expand(4, 4, 4), atol=1e-5)
     unit = scene_scale(batch.depth[:, 0], batch.K[:, 0])
     assert torch.allclose(unit, torch.ones(4), atol=1e-3)
     assert (batch.K[..., 0, 2] == 35).all()
@@ -112,7 +112,7 @@ def test_truth_is_relative_to_the_reference_in_its_unit():
 def test_the_same_generator_draws_the_same_batch():
     a, b = (draw_batch(pool(), Bucket(2, 56, 70), 4, 0.3, generator(5)) for _ in range(2))
     assert torch.equal(a.images, b.images)
-    assert torch.equal(a.T_ref_camera, b.T_ref_camera)
+    assert torch.equal(a.T_window_camera, b.T_window_camera)
 
 
 def test_training_rooms_are_wide_and_held_out_ones_narrow():

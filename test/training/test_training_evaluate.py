@@ -28,7 +28,7 @@ def turn(degrees):
 
 
 def test_the_truth_in_another_unit_is_perfect(truth):
-    T = truth.T_ref_camera.clone()
+    T = truth.T_window_camera.clone()
     T[..., :3, 3] *= 3
     estimate = ev.Estimate(truth.depth * 3, T)
     figures = ev.summarize([(slice(0, 4), estimate, truth)], torch.ones(4, 4, 4))
@@ -40,13 +40,15 @@ def test_the_truth_in_another_unit_is_perfect(truth):
 
 
 def test_known_errors_are_measured(truth):
-    T = truth.T_ref_camera.clone()
+    T = truth.T_window_camera.clone()
     T[:, 1:] = T[:, 1:] @ turn(3)
     depth = truth.depth.clone()
     depth[..., ::2, :] *= 1.2  # half of the rows
     estimate = ev.Estimate(depth, T)
     errors = ev.pose_errors(estimate, truth, torch.ones(4, 4, 4))
-    from_reference = ev.angle_between((truth.T_ref_camera @ turn(3))[..., :3, :3], T[..., :3, :3])
+    from_reference = ev.angle_between(
+        (truth.T_window_camera @ turn(3))[..., :3, :3], T[..., :3, :3]
+    )
     assert torch.allclose(from_reference[:, 0], torch.tensor(3.0), atol=1e-3)
     assert errors.rotation.max() < 3.1 + 3
     absolute = ev.depth_errors(estimate, truth, per_frame=False)[0].mean()
@@ -54,16 +56,16 @@ def test_known_errors_are_measured(truth):
 
 
 def test_pairs_that_share_little_or_do_not_move_do_not_count(truth):
-    estimate = ev.Estimate(truth.depth, truth.T_ref_camera)
+    estimate = ev.Estimate(truth.depth, truth.T_window_camera)
     assert not len(ev.pose_errors(estimate, truth, torch.zeros(4, 4, 4)).rotation)
-    still = replace(truth, T_ref_camera=torch.eye(4).expand(4, 4, 4, 4))
+    still = replace(truth, T_window_camera=torch.eye(4).expand(4, 4, 4, 4))
     errors = ev.pose_errors(estimate, still, torch.ones(4, 4, 4))
     assert len(errors.rotation) == 24
     assert not len(errors.direction)
 
 
 def test_translation_counts_in_the_unit_of_the_depth(truth):
-    T = truth.T_ref_camera.clone()
+    T = truth.T_window_camera.clone()
     T[..., :3, 3] *= 3
     everything = torch.ones(4, 4, 4)
     in_step = ev.pose_errors(ev.Estimate(truth.depth * 3, T), truth, everything)

@@ -26,21 +26,21 @@ def truth():
 
 def perfect(truth):
     """Predictions of a perfect network."""
-    q = quaternion_from_matrix(truth.T_ref_camera[..., :3, :3])
-    cameras = Cameras(truth.T_ref_camera[..., :3, 3], -q, field_of_view(truth.K, truth.size))
+    q = quaternion_from_matrix(truth.T_window_camera[..., :3, :3])
+    cameras = Cameras(truth.T_window_camera[..., :3, 3], -q, field_of_view(truth.K, truth.size))
     known = truth.depth.isfinite()
     patches = truth.depth.log().unflatten(3, (5, 14)).unflatten(2, (4, 14)).transpose(3, 4)
     patches = patches.flatten(4)
     finite = patches.isfinite()
     mean = torch.where(finite, patches, 0).sum(-1) / finite.sum(-1).clamp_min(1)
-    small = ray_map(truth.T_ref_camera, truth.K, truth.size, (4, 5))
+    small = ray_map(truth.T_window_camera, truth.K, truth.size, (4, 5))
     probe = torch.cat((mean[..., None], small), -1).flatten(2, 3)
-    moved, _ = flow_to_reference(truth.depth, truth.T_ref_camera, truth.K)
+    moved, _ = flow_to_reference(truth.depth, truth.T_window_camera, truth.K)
     probe = torch.cat((probe, torch.nn.functional.pad(moved, (0, 0, 0, 0, 1, 0))), -1)
-    ray = ray_map(truth.T_ref_camera, truth.K, truth.size, (32, 40))
+    ray = ray_map(truth.T_window_camera, truth.K, truth.size, (32, 40))
     depth = torch.where(known, truth.depth, 7.0)
     dense = Dense(depth, torch.full_like(depth, 2.0), ray, torch.full_like(ray[..., 0], 2.0))
-    matches = patch_matches(truth.depth, truth.T_ref_camera, truth.K)
+    matches = patch_matches(truth.depth, truth.T_window_camera, truth.K)
     return TrainingOutput(cameras, [probe], [matches.clamp_min(1e-12).log()], dense)
 
 
@@ -81,7 +81,7 @@ def test_confidence_loss_is_least_where_it_matches_the_error(truth):
 def test_depth_times_ray_plus_origin_is_one_point_for_all_views(truth):
     """Rays and depth of a view give points that another view sees at its own depth."""
     H, W = truth.size
-    ray = ray_map(truth.T_ref_camera, truth.K, truth.size, (H, W))
+    ray = ray_map(truth.T_window_camera, truth.K, truth.size, (H, W))
     points = torch.where(truth.depth.isfinite(), truth.depth, 1)[..., None] * ray[..., :3]
     points = points + ray[..., 3:]  # [B, N, H, W, 3] in the reference frame
     from_first = points[:, 1].flatten(1, 2)  # seen from the reference camera itself
@@ -96,7 +96,7 @@ def test_depth_times_ray_plus_origin_is_one_point_for_all_views(truth):
 
 def test_matches_point_to_where_the_surface_is(truth):
     """Reproject patch middles one by one; the matched patches' middle of mass must lie there."""
-    matches = patch_matches(truth.depth, truth.T_ref_camera, truth.K)
+    matches = patch_matches(truth.depth, truth.T_window_camera, truth.K)
     N, P, h, w = 3, 20, 4, 5
     rows = torch.arange(P) // w + 0.5
     columns = torch.arange(P) % w + 0.5
@@ -109,12 +109,12 @@ def test_matches_point_to_where_the_surface_is(truth):
                 if not torch.isfinite(d):
                     continue
                 ray = torch.linalg.inv(truth.K[b, i]) @ torch.tensor([c + 0.5, r + 0.5, 1.0])
-                point = truth.T_ref_camera[b, i] @ torch.cat((ray * d, torch.ones(1)))
+                point = truth.T_window_camera[b, i] @ torch.cat((ray * d, torch.ones(1)))
                 for j in range(N):
                     target = matches[b, i * P + p, j * P : (j + 1) * P]
                     if target.sum() == 0:
                         continue
-                    there = (torch.linalg.inv(truth.T_ref_camera[b, j]) @ point)[:3]
+                    there = (torch.linalg.inv(truth.T_window_camera[b, j]) @ point)[:3]
                     u, v, z = truth.K[b, j] @ there
                     place = torch.stack((u, v)) / z / 14
                     mass = target / target.sum()
@@ -128,7 +128,9 @@ def test_matches_point_to_where_the_surface_is(truth):
 
 def test_a_view_matches_itself_onto_the_same_patches():
     batch = draw_batch(pool(), Bucket(2, 56, 70), 2, 0.3, generator())
-    twice = [x[:, :1].repeat(1, 2, *[1] * (x.ndim - 2)) for x in (batch.depth, batch.T_ref_camera)]
+    twice = [
+        x[:, :1].repeat(1, 2, *[1] * (x.ndim - 2)) for x in (batch.depth, batch.T_window_camera)
+    ]
     matches = patch_matches(*twice, batch.K)
     across = matches[:, :20, 20:]
     known = batch.depth[:, 0, 7::14, 7::14].isfinite().flatten(1)
@@ -140,12 +142,12 @@ def test_a_view_matches_itself_onto_the_same_patches():
 def test_what_is_hidden_matches_nothing(truth):
     depth = truth.depth.clone()
     depth[:, 1:] = 0.05  # a wall right before the other views
-    matches = patch_matches(depth, truth.T_ref_camera, truth.K)
+    matches = patch_matches(depth, truth.T_window_camera, truth.K)
     assert (matches[:, :20] == 0).all()
 
 
 def test_attention_within_a_frame_is_left_alone(truth):
-    matches = patch_matches(truth.depth, truth.T_ref_camera, truth.K)
+    matches = patch_matches(truth.depth, truth.T_window_camera, truth.K)
     logits = torch.randn(4, 60, 60)
     other = logits.clone()
     for i in range(3):

@@ -36,7 +36,7 @@ def show(running, held):
 def test_a_map_appears_grows_and_moves_with_a_loop():
     held = store()
     for i in range(4):
-        held.add(frame(i, np.eye(4), seed=i))
+        held.add_frame(frame(i, np.eye(4), seed=i))
     with Running() as running, Browser() as browser:
         browser.open(running.feed.url)
         running.until(lambda: running.feed.watched)
@@ -47,7 +47,7 @@ def test_a_map_appears_grows_and_moves_with_a_loop():
         for i in range(4, 40):
             T = np.eye(4)
             T[0, 3] = 0.2 * i
-            held.add(frame(i, T, seed=i))
+            held.add_frame(frame(i, T, seed=i))
         show(running, held)
         wait_for(lambda: abs(drawn(browser).sum() - before) > 0.2 * before, "more points")
         wait_for(lambda: running.feed._scenes["map"].update is None, "all sent")

@@ -51,7 +51,7 @@ def assert_equal(mirror, held):
 def test_a_growing_map_is_followed_and_only_what_changed_is_sent():
     held, mirror = store(), Mirror()
     for i in range(40):
-        held.add(frame(i, pose(0.3 * i), seed=i))
+        held.add_frame(frame(i, pose(0.3 * i), seed=i))
         mirror.take(held)
         assert_equal(mirror, held)
         assert len(mirror.last.points) <= 2, "closed submaps are sent again"
@@ -63,7 +63,7 @@ def test_a_growing_map_is_followed_and_only_what_changed_is_sent():
 def test_a_correction_moves_submaps_without_sending_points():
     held, mirror = store(), Mirror()
     for i in range(40):
-        held.add(frame(i, pose(0.3 * i), seed=i))
+        held.add_frame(frame(i, pose(0.3 * i), seed=i))
     mirror.take(held)
     moved = Similarity(1.1, np.eye(3), np.array([0.5, 0.0, 0.1]))
     unmoved = held.table.T_map_local
@@ -79,7 +79,7 @@ def test_a_correction_moves_submaps_without_sending_points():
 def test_points_that_are_removed_or_averaged_anew_are_sent_again():
     held, mirror = store(), Mirror()
     for i in range(20):
-        held.add(frame(i, pose(0.3 * i), seed=i))
+        held.add_frame(frame(i, pose(0.3 * i), seed=i))
     mirror.take(held)
     held.points.remove(held.submaps[0], np.arange(10))
     mirror.take(held)
@@ -102,7 +102,7 @@ def test_only_the_shown_component_is_sent_and_the_others_are_counted():
 
 def test_a_cleared_map_is_empty():
     held, mirror = store(), Mirror()
-    held.add(frame(0, pose()))
+    held.add_frame(frame(0, pose()))
     mirror.take(held)
     assert mirror.points
     mirror.take(store())
@@ -113,7 +113,7 @@ def test_a_cleared_map_is_empty():
 def test_large_maps_come_in_pieces_nearest_first(monkeypatch):
     held, mirror = store(), Mirror()
     for i in range(60):
-        held.add(frame(i, pose(0.3 * i), seed=i))
+        held.add_frame(frame(i, pose(0.3 * i), seed=i))
     monkeypatch.setattr(map_reader, "MAX_POINTS_AT_ONCE", 100)
     order = []
     while not order or not mirror.last.complete:
@@ -127,7 +127,7 @@ def test_large_maps_come_in_pieces_nearest_first(monkeypatch):
 def test_the_number_of_points_is_bounded_and_the_nearest_are_whole():
     held, mirror = store(), Mirror(most=4500)
     for i in range(60):
-        held.add(frame(i, pose(0.3 * i), seed=i))
+        held.add_frame(frame(i, pose(0.3 * i), seed=i))
         mirror.take(held)
     assert len(held) > 5000
     assert sum(len(p.xyz) for p in mirror.points.values()) <= 4500
@@ -138,7 +138,7 @@ def test_the_number_of_points_is_bounded_and_the_nearest_are_whole():
 def test_a_second_viewer_gets_all():
     held, mirror = store(), Mirror()
     for i in range(20):
-        held.add(frame(i, pose(0.3 * i), seed=i))
+        held.add_frame(frame(i, pose(0.3 * i), seed=i))
     mirror.take(held)
     mirror = Mirror()
     mirror.take(held)
@@ -148,7 +148,7 @@ def test_a_second_viewer_gets_all():
 def test_loops_connect_the_submaps_that_are_shown():
     held, mirror = store(), Mirror()
     for i in range(40):
-        held.add(frame(i, pose(0.3 * i), seed=i))
+        held.add_frame(frame(i, pose(0.3 * i), seed=i))
     unit, sigma = Similarity(1.0, np.eye(3), np.zeros(3)), np.full(3, 0.1)
     held.table.edges += [
         Edge(0, 1, unit, sigma), Edge(0, 2, unit, sigma, loop=True),
@@ -163,7 +163,7 @@ def test_loops_connect_the_submaps_that_are_shown():
 def test_a_long_path_is_thinned_and_ends_at_the_newest_pose():
     held, mirror = store(), Mirror()
     for i in range(MAX_PATH * 2 + 7):
-        held.add(frame(i, pose(0.01 * i), keyframe=i % 500 == 0))
+        held.add_frame(frame(i, pose(0.01 * i), keyframe=i % 500 == 0))
     mirror.take(held)
     rows = mirror.last.path.poses.rows
     assert len(rows) < 1.1 * MAX_PATH
@@ -174,7 +174,7 @@ def test_a_long_path_is_thinned_and_ends_at_the_newest_pose():
 def test_a_sample_of_the_path_is_that_of_its_poses():
     held = full_store()
     for i in range(300):
-        held.add(frame(100 + i, pose(1.0 + 0.1 * i), keyframe=i % 7 == 0, seed=i))
+        held.add_frame(frame(100 + i, pose(1.0 + 0.1 * i), keyframe=i % 7 == 0, seed=i))
     held.table.path.settle(0, IDENTITY, -1)  # as a localized camera's oldest poses
     everything = held.table.path.poses()
     for ids in ([], [-1], [1], [1, 2], sorted({int(i) for i in everything.rows["submap"]})):
@@ -191,10 +191,10 @@ def test_a_sample_of_the_path_is_that_of_its_poses():
 def test_a_trembling_camera_sends_no_points_again():
     held, mirror = store(), Mirror(most=3000)
     for i in range(60):
-        held.add(frame(i, pose(0.3 * i), seed=i))
+        held.add_frame(frame(i, pose(0.3 * i), seed=i))
     while not mirror.last or not mirror.last.complete:
         mirror.take(held)
     for i in range(20):
-        held.add(frame(100 + i, pose(17.7 + 0.01 * (i % 2)), keyframe=False))
+        held.add_frame(frame(100 + i, pose(17.7 + 0.01 * (i % 2)), keyframe=False))
         mirror.take(held)
         assert mirror.sent == 0

@@ -31,7 +31,7 @@ def test_the_first_component_of_a_scene_is_shown_and_its_state_is_told(tmp_path)
 
 def test_a_metric_scene_says_so(tmp_path):
     held = store()
-    held.add(frame(0, pose()))
+    held.add_frame(frame(0, pose()))
     save_scene(held.snapshot(metric=True), tmp_path / "scene")
     with SavedSceneView(tmp_path / "scene") as view:
         assert view.values()["scale_source"] == "lengths are metres"
@@ -42,9 +42,9 @@ def test_keyframes_come_with_depth_and_pose_in_the_map_and_only_those_of_the_sho
 ):
     held = store()
     for i in range(20):
-        held.add(frame(i, pose(0.3 * i), seed=i))
+        held.add_frame(frame(i, pose(0.3 * i), seed=i))
     held.start_chain()
-    held.add(frame(50, pose(1.0), seed=50))
+    held.add_frame(frame(50, pose(1.0), seed=50))
     folder = write_walls(tmp_path / "scene", count=5)
     write_scene(held.snapshot(), folder)
     with SavedSceneView(folder) as view:
@@ -92,7 +92,7 @@ def test_a_port_in_use_is_refused_in_a_line(tmp_path, capfd):
 ])  # fmt: skip
 def test_options_that_do_not_fit_are_refused(tmp_path, options, capsys):
     held = store()
-    held.add(frame(0, pose()))
+    held.add_frame(frame(0, pose()))
     save_scene(held.snapshot(), tmp_path / "scene")
     assert main(["view", str(tmp_path / "scene"), *options]) == 2
     [line] = capsys.readouterr().err.splitlines()

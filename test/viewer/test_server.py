@@ -106,7 +106,7 @@ def test_an_address_that_is_not_of_this_machine_is_refused_in_a_line():
 def test_nothing_is_read_while_nobody_looks_and_all_is_sent_to_who_comes():
     held = store()
     for i in range(20):
-        held.add(frame(i, np.eye(4), seed=i))
+        held.add_frame(frame(i, np.eye(4), seed=i))
     with Running() as running:
         feed = running.feed
         feed.take_map("map", held, T_ROS_MAP)
@@ -142,7 +142,7 @@ def test_a_page_that_is_opened_later_gets_the_newest_frame_of_each_camera():
 def test_a_viewer_that_ended_begins_again_and_gets_the_whole_map(monkeypatch):
     monkeypatch.setattr("da3_ros.viewer.feed.FIRST_RESTART_S", 0.1)
     held = store()
-    held.add(frame(0, np.eye(4)))
+    held.add_frame(frame(0, np.eye(4)))
     with Running() as running:
         feed = running.feed
         client = Client(running.port)
@@ -162,7 +162,7 @@ def test_a_viewer_that_ended_begins_again_and_gets_the_whole_map(monkeypatch):
 
 def test_what_cannot_be_shown_is_said_once_and_the_others_are_shown():
     held = store()
-    held.add(frame(0, np.eye(4)))
+    held.add_frame(frame(0, np.eye(4)))
     with Running() as running:
         feed, process = running.feed, running.feed._process
         client = Client(running.port)
@@ -202,7 +202,7 @@ def test_of_many_wishes_for_a_keyframe_the_newest_counts():
 def test_a_scene_that_begins_anew_is_sent_from_the_beginning(monkeypatch):
     """Ids of submaps begin at 0 again; of those on the disk nothing is sent."""
     held = store()
-    held.add(frame(0, np.eye(4)))
+    held.add_frame(frame(0, np.eye(4)))
     with Running() as running:
         feed = running.feed
         client = Client(running.port)
@@ -216,7 +216,7 @@ def test_a_scene_that_begins_anew_is_sent_from_the_beginning(monkeypatch):
         )
         feed.clear("map")
         other = store()
-        other.add(frame(1, np.eye(4), seed=1))
+        other.add_frame(frame(1, np.eye(4), seed=1))
         monkeypatch.setattr(other.points, "is_in_memory", lambda submap: False)
         feed.take_map("map", other, T_ROS_MAP, at_once=True)
         running.until(lambda: len(kinds) == 2)

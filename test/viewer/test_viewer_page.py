@@ -46,7 +46,7 @@ def walked():
     """A map of three submaps, of which the middle one was turned, moved and made larger."""
     held = store()
     for i in range(40):
-        held.add(frame(i, pose(0.3 * i, turn_deg=2.0 * i), seed=i))
+        held.add_frame(frame(i, pose(0.3 * i, turn_deg=2.0 * i), seed=i))
     here = held.table.T_map_local
     R = Rotation.from_euler("xyz", [20, 30, 40], degrees=True).as_matrix()
     moved = Similarity(1.3, R, np.array([1.0, 2.0, 3.0]))
