@@ -588,7 +588,7 @@ def test_a_killed_replay_goes_on(bag, tmp_path, kill):
         "--camera",
         "/camera/image_raw",
         "--end",
-        "3.5",
+        "2.0",
     ]
     values = ("model:=da3-tiny", "process_res:=84", "backend:=torch", "mixed_precision:=off")
     arguments += [x for a in (*values, "window.size:=5") for x in ("-p", a)]
