@@ -1,4 +1,5 @@
-"""Scenes as folders of earlier versions: loaded as those versions did, checked, replaced."""
+"""Scenes of earlier versions, most of them folders: loaded as those versions did, checked,
+replaced."""
 
 import json
 import os
@@ -16,8 +17,8 @@ from da3_ros.export.checked_files import SceneFileError
 from da3_ros.export.export import ExportError
 from da3_ros.export.scene_file import SceneFile, load_scene, save_scene
 from da3_ros.export.scene_folder import find_scene, is_scene, scene_file
-from da3_ros.keyframe_store.journal import JournalError
-from da3_ros.keyframe_store.store import JOURNAL
+from da3_ros.keyframe_store.journal import JournalError, JournalReader
+from da3_ros.keyframe_store.store import FORMAT, JOURNAL, VERSION
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 EXPECTED = sorted(FIXTURES.rglob("*.expected.json"))
@@ -68,6 +69,13 @@ def test_there_is_a_scene_of_each_layout():
     assert {("keyframes" in s, "recognition" in s) for s in scenes} == {
         (False, False), (True, False), (True, True), (False, True),
     }  # fmt: skip
+    assert any("floor" in s and "measured" in s["keyframes"] for s in scenes)
+
+
+def test_there_is_a_scene_of_the_version_that_is_written():
+    """So that a later one must load it: add one when the version changes."""
+    heads = [next(JournalReader(f).records()).description for f in FIXTURES.rglob(JOURNAL)]
+    assert (FORMAT, VERSION) in [(about["format"], about["version"]) for about in heads]
 
 
 def test_a_run_that_did_not_end_has_keyframes_alone(tmp_path):

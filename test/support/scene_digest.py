@@ -46,6 +46,17 @@ def of_saved(saved):
             for s in saved.submaps
         ],
     }
+    if saved.floor.views:  # of no folder
+        out["floor"] = [saved.floor.resolution] + [
+            [
+                v.camera,
+                v.stamp_ns,
+                v.submap,
+                sha(v.R_level_camera, np.float64([v.height, v.first, v.cell])),
+                sha(v.free, v.marks),
+            ]
+            for v in saved.floor.views
+        ]
     known = saved.recognition
     if known is not None:
         out["recognition"] = {
@@ -72,7 +83,7 @@ def of_saved(saved):
 
 def of_stored(stored):
     """The digest of its stored keyframes."""
-    return {
+    out = {
         "frames": [
             [f.stamp_ns, f.camera, f.submap, sha(f.T_submap_camera, f.K), list(f.size), f.keyframe]
             for f in stored.frames
@@ -97,3 +108,9 @@ def of_stored(stored):
             for one in [stored.load(k)]
         ],
     }
+    measured = {k: one for k in stored.images if (one := stored.load_measured(k)) is not None}
+    if measured:
+        out["measured"] = [
+            [k, sha(one.depth, one.sigma, one.measured)] for k, one in measured.items()
+        ]
+    return out
