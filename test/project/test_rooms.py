@@ -225,3 +225,22 @@ def test_imports_point_to_rooms_below(file):
         assert ours <= {"cli"}
     if room not in ("messages", "recordings"):
         assert "rosbags" not in {n.split(".")[0] for n in names}
+
+
+def test_shapes_and_holders_in_the_page_are_classes():
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text()
+    tables = re.findall(r"^\| (?:Shape|Holder) \|.*\n\|.*\n((?:\|.*\n)+)", page, re.MULTILINE)
+    named = {
+        name.partition(".")[0]
+        for table in tables
+        for row in table.splitlines()
+        for name in re.findall(r"`(\w+(?:\.\w+)?)`", row.split("|")[1])
+    }
+    classes = {
+        node.name
+        for file in FILES
+        for node in tree_of(file).body
+        if isinstance(node, ast.ClassDef)
+    }
+    assert len(named) > 30
+    assert named - classes == set()
