@@ -220,6 +220,12 @@ def dense_depth(
     )
 
 
+def nothing_measured(network: FloatImage) -> DenseDepth:
+    """Returns the network's depth [h, w] as depth of which no pixel is measured."""
+    sigma = np.where(np.isfinite(network), np.float32(UNMEASURED), np.float32(np.nan))
+    return DenseDepth(network, sigma, np.zeros(network.shape, bool))
+
+
 def _widening(agree: Array, disparity: Array) -> float:
     """Returns by what factor the tolerance of agreement is larger: in real images matches, lenses
     and poses are less exact than in rendered ones. Where views differ by much more, poses are

@@ -128,6 +128,7 @@ class Measured:
     stays: bool  # whether it was the last time
     found: int = 0  # pixels in which the search decided depth, confirmed or not
     is_withdrawn: bool = False  # nothing is measured any more, and something was before
+    is_settled: bool = False  # whether it changes only if more keyframes come
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,6 +184,11 @@ class DepthMeasurement:
             arrays += [] if s is None else [s.search.depth, s.search.decided, s.search.disparity]
         return sum(a.nbytes for a in arrays if a is not None)
 
+    @property
+    def unfinished(self) -> int:
+        """Number of keyframes whose depth may still change. Thread-safe."""
+        return sum(not e.stays for e in list(self._entries.values()))
+
     def add_keyframe(self, keyframe: Measurable) -> None:
         """Adds the newest keyframe."""
         self._chain, self._idle = keyframe.chain, 0
@@ -199,6 +205,15 @@ class DepthMeasurement:
         """Notes that a window has ended; without keyframes, the waiting ones are searched."""
         self._idle += 1
 
+    def begin_pause(self) -> int:
+        """Notes that no keyframe is expected for now, so that the waiting ones are searched, also
+        those that were dropped; returns how many these are."""
+        self._idle = max(self._idle, IDLE)
+        dropped = [e for e in self._entries.values() if e.is_dropped and not e.stays]
+        for entry in dropped:
+            entry.is_dropped = False
+        return len(dropped)
+
     def drop_waiting(self, most: int, *, ends: bool = False) -> int:
         """Keeps each camera's newest ``most`` of the keyframes that wait for their first search;
         returns how many are never searched therefore. ends: whether no more keyframes come."""
@@ -212,13 +227,14 @@ class DepthMeasurement:
 
     def job(
         self, poses: Poses, *, ends: bool = False, again: bool = True, most: int | None = None,
-        metres: float = math.nan,
+        metres: float = math.nan, settles: bool = False,
     ) -> MeasureJob | None:  # fmt: skip
         """Returns what is to be done now, the newest keyframe of each camera first; None: nothing.
 
         metres: per unit of odometry; NaN: unknown, and returns do not count. ends: whether no more
         keyframes come. again: whether there is time to search keyframes again. most: searches, but
-        one of each camera and one that is repeated; the others are left to a later job.
+        one of each camera and one that is repeated; the others are left to a later job. settles:
+        whether all that were searched are decided on again.
         """
         known = {id: pose for id, e in self._entries.items() if (pose := poses(e.keyframe))}
         wanted, rank = {}, Counter[tuple[str, bool]]()
@@ -243,7 +259,11 @@ class DepthMeasurement:
             e for e in self._entries.values()
             if self._is_last(e, ends) and e.keyframe.id not in waiting
         ]  # fmt: skip
-        if not due and not last:
+        settled = [
+            id for id, e in self._entries.items()
+            if settles and e.search is not None and not e.stays
+        ]  # fmt: skip
+        if not (due or last or settled):
             return None
         for id in due:
             self._entries[id].searched_at = self._entries[id].later
@@ -256,7 +276,7 @@ class DepthMeasurement:
         measured = frozenset(id for id, e in self._entries.items() if e.is_measured)
         return MeasureJob(
             {id: e.keyframe for id, e in self._entries.items()}, placed, found, due, last_ids,
-            measured, metres,
+            measured, metres, settled,
         )  # fmt: skip
 
     def _chosen(self, ordered: Sequence[int], most: int | None) -> Sequence[int]:
@@ -451,11 +471,17 @@ class MeasureJob:
     last: Sequence[int]  # ids of keyframes whose depth stays
     measured: Collection[int]  # ids of those with measured pixels so far
     metres: float = math.nan  # per unit of odometry; NaN: unknown
+    settled: Sequence[int] = ()  # ids of keyframes that are decided on without a search
 
     @property
     def decided(self) -> list[int]:
         """Ids of the keyframes whose depth the job may change."""
-        return sorted({*self.due, *self.last})
+        return sorted({*self.due, *self.last, *self.settled})
+
+    def failed(self, error: Exception) -> JobResult:
+        """Returns the result of a job of which nothing is known but its error."""
+        measured = [self._unmeasured(id, stays=True) for id in self.last]
+        return JobResult({}, measured, failed=dict.fromkeys(self.decided, error))
 
     def run(self, device: str = "cpu", stopping: Callable[[], bool] = lambda: False) -> JobResult:
         """Returns what the images say; a keyframe that fails is not measured. If the device fails,
@@ -484,9 +510,10 @@ class MeasureJob:
                 failed[id] = error
         left_out = {id for id in self.due if id not in searches and id not in failed}
         found, measured = {**self.found, **searches}, []
-        for id in sorted({*searches, *self.last} - left_out):
+        for id in sorted({*searches, *self.last, *self.settled} - left_out):
             try:
-                measured.append(self._measure(id, found))
+                one = self._measure(id, found)
+                measured.append(replace(one, is_settled=id in self.settled))
             except Exception as error:
                 failed[id] = error
                 measured.append(self._unmeasured(id, id in self.last))

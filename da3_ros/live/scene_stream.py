@@ -31,6 +31,10 @@ from da3_ros.sensors.rig_sync import Frameset, RigSync
 from da3_ros.sensors.transform_tree import TransformTree
 from da3_ros.types import Calibration, TrackedFrame
 
+# Ticks of the worker, in a row without a window, after which keyframes are measured that would
+# wait for later ones: a camera may be slow, and neighbours on both sides are better.
+QUIET_TICKS = 6
+
 
 @dataclass(frozen=True, eq=False)
 class RawFrame:
@@ -99,12 +103,23 @@ class SceneStream:
         self._sent_at = dict.fromkeys(SCENE_TOPICS, 0.0)
         # Revision of the map that was last published on each topic.
         self._shown = {topic: self._revision(topic) for topic in SCENE_TOPICS}
+        self._windows, self._quiet = 0, 0  # as of the newest tick, and ticks without another
 
     def put(self, raw: RawFrame) -> None:
         """Add a new image; called from callbacks."""
         with self._lock:
             for frameset in self.sync.add(raw):
                 self.queue.put(frameset)
+
+    def tick(self) -> bool:
+        """Go on to measure the depth of keyframes if no window has for a while; returns whether
+        any waits for that."""
+        dense = self.pipeline.scene_map.dense
+        self._quiet = self._quiet + 1 if dense.windows == self._windows else 0
+        self._windows = dense.windows
+        if self._quiet >= QUIET_TICKS:
+            self.pipeline.scene_map.measure_depth(pause=True)
+        return dense.goes_on
 
     def put_rest(self) -> None:
         """Queue incomplete framesets: no more images will come."""

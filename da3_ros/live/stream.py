@@ -143,6 +143,15 @@ class Stream:
             raise
         return True
 
+    def tick(self) -> bool:
+        """Go on to measure the depth of keyframes where no window does; called by the worker from
+        time to time. False if nothing waits for later ticks.
+        """
+        if self.host.stopping():
+            return False
+        waits = [scene_stream.tick() for scene_stream in self.scene_streams.values()]
+        return any(waits)
+
     def warm_up(self, stopping: Callable[[], bool] = lambda: False) -> None:
         """Run the network once before the first frame, on the worker; new frames wait.
 
@@ -310,7 +319,9 @@ class Stream:
         self._show_maps()
 
     def close(self) -> None:
-        """End the viewer."""
+        """End the viewer, and tell threads that measure depth to leave out what is not begun."""
+        for pipeline in self.pipelines:
+            pipeline.scene_map.dense.stop()
         if self.view is not None:
             self.view.feed.close()
 

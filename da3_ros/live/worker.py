@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 CHECK_PERIOD_S = 0.1  # between two calls of ``keep_waiting`` in ``try_stop``
+TICK_S = 0.5  # between two calls of ``tick``
 
 
 class WorkerStoppedError(RuntimeError):
@@ -21,6 +23,9 @@ class WorkerStoppedError(RuntimeError):
 class Worker:
     """Runs submitted jobs in order, and ``step`` repeatedly while it finds work.
 
+    Once a step has found work, ``tick`` is called every ``TICK_S`` seconds, between steps and
+    while there are none, until it says that nothing waits.
+
     An exception of a job is raised for the caller that waits for it. An exception of ``step`` goes
     to ``on_error``, and the worker continues with the next frame, so that an unattended robot
     needs no restart. Every job gets a result or an exception, even if the worker ends first.
@@ -31,9 +36,15 @@ class Worker:
         step: Callable[[], bool],
         on_error: Callable[[BaseException], None],
         name: str = "da3-worker",
+        tick: Callable[[], bool] = lambda: False,
     ) -> None:
-        """name: name of the thread. step: returns True if there may be more work."""
-        self._step, self._on_error = step, on_error
+        """name: name of the thread. step: returns True if there may be more work.
+
+        tick: returns True if something waits for later ticks; its exception goes to ``on_error``,
+        and ends them until the next step.
+        """
+        self._step, self._on_error, self._tick = step, on_error, tick
+        self._tick_at: float | None = None  # time of the next tick; None: nothing waits for it
         self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._condition = threading.Condition()
         self._work = False
@@ -107,21 +118,30 @@ class Worker:
             self._refuse_jobs()
 
     def _run_once(self) -> bool:
-        """Run one job or one step; False if the thread must end."""
+        """Run one job or one step, and a tick that is due; False if the thread must end."""
         with self._condition:
             self._condition.wait_for(
-                lambda: self._stop or self._stop_pending or self._jobs or self._work
+                lambda: self._stop or self._stop_pending or self._jobs or self._work,
+                self._until_tick(),
             )
             self._stop = self._stop or self._stop_pending
             if self._stop:
                 return False
             job = self._jobs.popleft() if self._jobs else None
+            has_work = self._work and job is None
             self._work = self._work and job is not None
         if job is not None:
             _answer(*job)
-        else:
+        elif has_work:
             self._try_step()
+        self._try_tick()
         return True
+
+    def _until_tick(self) -> float | None:
+        """Returns the seconds until the next tick; None: there is none."""
+        if self._tick_at is None:
+            return None
+        return max(0.0, self._tick_at - time.monotonic())
 
     def _refuse_jobs(self) -> None:
         while True:
@@ -139,6 +159,18 @@ class Worker:
             more = True
         if more:
             self.notify()
+            if self._tick_at is None:
+                self._tick_at = time.monotonic() + TICK_S
+
+    def _try_tick(self) -> None:
+        if self._stop or self._tick_at is None or time.monotonic() < self._tick_at:
+            return
+        try:
+            waits = self._tick()
+        except Exception as error:
+            self._on_error(error)
+            waits = False
+        self._tick_at = time.monotonic() + TICK_S if waits else None
 
 
 def _answer(job: Callable[[], Any], future: Future[Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import threading
@@ -78,6 +79,8 @@ class _Done:
 
     result: JobResult
     found: list[Found]
+    seconds: float
+    searches: int
 
 
 Makers = Callable[[Iterable[Measurable]], PointsMaker]  # for these keyframes
@@ -147,6 +150,7 @@ class DepthMapping:
         self._metres = math.nan  # per unit of odometry, for returns; NaN: unknown
         self._thread: ThreadPoolExecutor | None = None
         self._stopping: threading.Event | None = None  # of the newest job in the thread
+        self.windows = 0  # after which measuring has gone on
         self.restart()
 
     def restart(self) -> None:
@@ -156,15 +160,27 @@ class DepthMapping:
 
     def clear(self) -> None:
         """Forgets the keyframes that wait."""
-        self._stop()
+        self.stop()
         self.measurement = DepthMeasurement(self.config.size)
         self.newest: dict[str, Measured] = {}  # keyframe with measured pixels, by camera
         self._running: Future[_Done] | None = None
+        # Whether no keyframe has come since all were measured with what there was.
+        self._is_settled = True
 
-    def _stop(self) -> None:
-        """Tells a job in the thread to leave out what is not searched yet."""
+    def stop(self) -> None:
+        """Tells a job in the thread to leave out what is not searched yet. Thread-safe."""
         if self._stopping is not None:
             self._stopping.set()
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is something to do in a pause (`pause`)."""
+        return self._running is not None or not self._is_settled
+
+    @property
+    def waiting(self) -> int:
+        """Number of keyframes that a pause would go on with; 0 after one. Thread-safe."""
+        return self.measurement.unfinished if self.goes_on else 0
 
     def note_metres(self, metres: float) -> None:
         """Notes metres per unit of odometry, by which returns of range sensors count; NaN:
@@ -175,9 +191,11 @@ class DepthMapping:
         """Adds the newest keyframe."""
         self.measurement.add_keyframe(keyframe)
         self.so_far.arrive(self.config.max_ms)
+        self._is_settled = False
 
     def end_window(self, poses: Poses, makers: Makers) -> list[Found]:
         """Goes on after a window; returns what was found."""
+        self.windows += 1
         self.measurement.end_window()
         out = self._collect()
         if self._running is not None:
@@ -186,6 +204,24 @@ class DepthMapping:
         most = None if self.waits else JOB
         self._start(self._job(poses, again=again, most=most), makers)
         return out + self._collect()
+
+    def pause(self, poses: Poses, makers: Makers) -> list[Found]:
+        """Goes on while no window comes, for a thread; returns what was found.
+
+        Keyframes wait for no later ones. When all are searched, they are decided on once more:
+        neighbours may have been searched since.
+        """
+        out = self._collect()
+        if self._running is not None or self._is_settled:
+            return out
+        self.counters["keyframes_depth_skipped"] -= self.measurement.begin_pause()
+        again = not (self._rests and self._drop_late())
+        job = self._job(poses, again=again, most=JOB)
+        if job is None:
+            self._is_settled = True
+            job = self._job(poses, again=again, most=JOB, settles=True)
+        self._start(job, makers)
+        return out
 
     def _job(self, poses: Poses, **options: Any) -> MeasureJob | None:
         return self.measurement.job(poses, metres=self._metres, **options)
@@ -210,7 +246,7 @@ class DepthMapping:
             return time.monotonic() > end
 
         if timeout_s is not None:
-            self._stop()
+            self.stop()
         out = self._collect(wait=True, timeout_s=timeout_s)
         while True:
             if is_over():
@@ -222,10 +258,14 @@ class DepthMapping:
             self._running = self._ended(job, makers, is_over)
             out += self._collect(wait=True)
 
+    @property
+    def _rests(self) -> bool:
+        return self.config.max_ms > 0 and self.so_far.rests
+
     def _drop_late(self) -> bool:
         """Drops keyframes that a thread has no time for, oldest first; returns whether it rests,
         by ``dense.max_ms``."""
-        rests = self.config.max_ms > 0 and self.so_far.rests
+        rests = self._rests
         dropped = self.measurement.drop_waiting(0 if rests else WAITING)
         self.counters["keyframes_depth_skipped"] += dropped
         return rests
@@ -240,7 +280,7 @@ class DepthMapping:
             self._thread = ThreadPoolExecutor(1, "da3-dense")
         self._stopping = threading.Event()
         self._running = self._thread.submit(
-            self._run, job, self._maker(job, makers), self._stopping.is_set, self.so_far
+            self._run, job, self._maker(job, makers), self._stopping.is_set
         )
 
     def _ended(
@@ -248,27 +288,25 @@ class DepthMapping:
     ) -> Future[_Done]:
         """Runs a job; not in a thread, so that Ctrl-C ends it."""
         done = Future[_Done]()
-        done.set_result(self._run(job, self._maker(job, makers), stopping, self.so_far))
+        done.set_result(self._run(job, self._maker(job, makers), stopping))
         return done
 
     @staticmethod
     def _maker(job: MeasureJob, makers: Makers) -> PointsMaker:
         return makers(job.keyframes[id] for id in job.decided)
 
-    def _run(
-        self, job: MeasureJob, maker: PointsMaker, stopping: Callable[[], bool],
-        so_far: MeasuredSoFar,
-    ) -> _Done:  # fmt: skip
-        """Runs a job, and makes the points of what it has measured. so_far: of its map: when it
-        runs in a thread there may be another one."""
+    def _run(self, job: MeasureJob, maker: PointsMaker, stopping: Callable[[], bool]) -> _Done:
+        """Runs a job, and makes the points of what it has measured. Raises nothing."""
         start = time.perf_counter()
-        result = self._run_on_device(job, stopping)
-        for error in result.failed.values():
-            self._note_failure("the depth of a keyframe is not measured", error)
+        try:
+            result = self._run_on_device(job, stopping)
+        except Exception as error:  # no window may end by it, nor measuring itself
+            result = job.failed(error)
+        for why in result.failed.values():
+            self._note_failure("the depth of a keyframe is not measured", why)
         self._note_returns(result.returns_contradict)
         found = [Found(one, self._points(maker, one)) for one in result.measured]
-        so_far.add_job(time.perf_counter() - start, len(result.searches))
-        return _Done(result, found)
+        return _Done(result, found, time.perf_counter() - start, len(result.searches))
 
     def _points(self, maker: PointsMaker, one: Measured) -> MeasuredPoints | None:
         try:
@@ -297,8 +335,8 @@ class DepthMapping:
         if self.device == "cpu":
             return job.run(stopping=stopping)
         try:
-            # On a stream of its own, whose work gives way to the network's.
-            with torch.cuda.device(self.device), torch.cuda.stream(torch.cuda.Stream()):
+            # On another stream than the network's work, beside it.
+            with torch.cuda.device(self.device), torch.cuda.stream(_stream_of(self.device)):
                 result = job.run(self.device, stopping)
             error = result.device_error
         except RuntimeError as why:  # there is no such device, or no memory for a stream
@@ -316,6 +354,7 @@ class DepthMapping:
         if not futures.wait([running], timeout_s).done:  # TimeoutError is another one in 3.10
             return []
         done = running.result()
+        self.so_far.add_job(done.seconds, done.searches)
         found = [one for one in done.found if one.measured.keyframe.id in self.measurement]
         self.measurement.take(done.result)
         for one in found:
@@ -331,3 +370,10 @@ class DepthMapping:
                 del self.newest[camera]
         elif newest is None or one.keyframe.id >= newest.keyframe.id:
             self.newest[camera] = one
+
+
+@functools.cache
+def _stream_of(device: str) -> torch.cuda.Stream:
+    """Returns the stream of all searches on a device. Each further one would keep memory that
+    PyTorch has freed, since that is used again in its own stream only."""
+    return torch.cuda.Stream(device)

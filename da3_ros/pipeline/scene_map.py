@@ -16,8 +16,9 @@ import numpy as np
 from scipy.spatial.transform import Rotation
 
 from da3_ros.config import PipelineConfig
+from da3_ros.derived.dense_depth import nothing_measured
 from da3_ros.derived.depth_correction import CorrectedKeyframe, corrected_depth
-from da3_ros.derived.measuring import Measurable
+from da3_ros.derived.measuring import Measurable, Measured
 from da3_ros.derived.measuring import Pose as MeasuredPose
 from da3_ros.derived.plane_sweep import SweepView, grey_of
 from da3_ros.geometry.poses import T_ROS_MAP, invert_pose
@@ -93,6 +94,7 @@ class SceneMap(MapListener):
         self.following = MapFollowing(config.pose_prior.corrections)
         self.anchoring = Anchoring(counters)
         self._spill: ArraySpill | None = None
+        self._stored_early = set[int]()  # keyframes whose stored depth may still change
         self._unit = 1.0  # units of odometry per network unit of the newest stored frame
         self._newest_leading = -1  # id of the newest published frame of the first camera
         # Whether the gyro has bridged a gap since loops have last corrected the map: then nobody
@@ -131,6 +133,7 @@ class SceneMap(MapListener):
             self._spill.begin()
         self.table.clear()
         self.dense.restart()
+        self._stored_early.clear()
         self.submaps = SubmapStore(self.config.map, self._spill, self.table)
         self.odom, self._prune_at = OdomFrame(), MANY_SUBMAPS
         self._is_bridged = False
@@ -415,10 +418,15 @@ class SceneMap(MapListener):
             R = self.table.T_local_submap(submap).R.T @ frame.T_local_camera[:3, :3]
             self.loops.add_up(submap, dataclasses.replace(up, direction=R @ up.direction))
 
-    def measure_depth(self) -> None:
-        """Goes on to measure the depth of keyframes, after a window."""
+    def measure_depth(self, *, pause: bool = False) -> None:
+        """Goes on to measure the depth of keyframes, after a window.
+
+        pause: no window has come for a while, so that keyframes wait for no later ones.
+        """
         self._note_metres()
-        self._take_depth(self.dense.end_window(self._pose_of, self._points_maker))
+        dense = self.dense
+        found = dense.pause if pause else dense.end_window
+        self._take_depth(found(self._pose_of, self._points_maker))
 
     @property
     def _T_ros_map(self) -> Similarity:
@@ -489,12 +497,22 @@ class SceneMap(MapListener):
             one, keyframe = found.measured, found.measured.keyframe
             points[keyframe.submap].append((keyframe.id, found.points, one.stays))
             self.floor_map.measure(one, self._T_ros_map)
-            if one.stays and one.dense is not None and self._recorder is not None:
-                self._recorder.measure(
-                    keyframe.camera, keyframe.stamp_ns, keyframe.submap, one.dense
-                )
+            if (one.stays or one.is_settled) and self._recorder is not None:
+                self._store_depth(one, self._recorder)
         for submap, keyframes in points.items():
             self.submaps.replace_points(submap, keyframes)
+
+    def _store_depth(self, one: Measured, recorder: KeyframeRecording) -> None:
+        """Stores what was measured of a keyframe: once, if it stays; before, if no window came for
+        a while, so that it may be the last time."""
+        keyframe, dense = one.keyframe, one.dense
+        if dense is None and keyframe.id in self._stored_early:  # it does not hold any more
+            dense = nothing_measured(keyframe.depth)
+        if dense is not None:
+            recorder.measure(keyframe.camera, keyframe.stamp_ns, keyframe.submap, dense)
+            self._stored_early.add(keyframe.id)
+        if one.stays:
+            self._stored_early.discard(keyframe.id)
 
     def _points_maker(self, keyframes: Iterable[Measurable]) -> PointsMaker:
         """Returns what makes points of keyframes when they are measured, as the map is now."""

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import rclpy
+from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, QoSProfile
 
@@ -44,6 +45,7 @@ from da3_ros.synthetic.evaluation import (
 from da3_ros.types import Array
 
 IMAGE = "/demo/image_raw"
+WAITING = "dense_waiting"  # of /diagnostics
 TIMEOUT_S = 180.0
 PORT = 8080  # of the viewer
 VIEWER = (
@@ -51,6 +53,7 @@ VIEWER = (
 )
 QUIET_S = 5.0  # without a message for so long, missing ones count as lost
 LOST_S = 15.0  # the same for images that the node has not received
+MEASURE_S = 30.0  # longest wait for the depth of the last keyframes, which the node measures
 SCENE_FILES = ("scene.glb", "scene.ply", "trajectory.tum")
 PICTURE = "demo.png"  # the scene, and image, depth and confidence of a few frames
 DEFAULTS = tuple(f"{name}:={value}" for name, value in PARAMETERS.items())
@@ -78,6 +81,7 @@ class MessageRecorder(Node):
         library = RclpyLibrary()
         self.got: dict[str, dict[int, Any]] = {name: {} for name in TOPICS}
         self.status: Any = None
+        self.waiting: int | None = None  # keyframes whose depth is being measured; None: unknown
         self.received_s = time.monotonic()
         self._subscriptions_of_results = [
             self.create_subscription(library.type(kind), topic, self._keep(name), 50)
@@ -87,6 +91,7 @@ class MessageRecorder(Node):
         self.create_subscription(
             library.type("da3_ros/msg/Status"), "/da3/status", self._on_status, latched
         )
+        self.create_subscription(DiagnosticArray, "/diagnostics", self._on_diagnostics, 10)
         self.export: Any = self.create_client(ExportScene, "/da3/export_scene")
 
     def is_connected(self) -> bool:
@@ -107,6 +112,18 @@ class MessageRecorder(Node):
 
     def _on_status(self, message: Any) -> None:
         self.status = message
+
+    def _on_diagnostics(self, message: DiagnosticArray) -> None:
+        values = {one.key: one.value for status in message.status for one in status.values}
+        if WAITING in values or values.get("dense") == "off":
+            self.waiting = int(values.get(WAITING, 0))
+
+    def wait_for_depth(self, alive: Callable[[], None]) -> None:
+        """Spin until the depth of the last keyframes is measured, for ``MEASURE_S`` at most."""
+        self.waiting, end = None, time.monotonic() + MEASURE_S
+        self.spin_until(
+            lambda: self.waiting == 0 or time.monotonic() > end, "the measuring of depth", alive
+        )
 
     def spin_until(
         self, condition: Callable[[], bool], what: str, alive: Callable[[], None]
@@ -187,6 +204,7 @@ def _watch(
     recorder.spin_until(lambda: bool(recorder.got["depth"]), "the first depth image", alive)
     first = time.monotonic() - start
     recorder.spin_until(lambda: _all_done(recorder, frames), "the last frame", alive)
+    recorder.wait_for_depth(alive)
     for name in SCENE_FILES:
         _export(recorder, name, alive)
     status = recorder.status

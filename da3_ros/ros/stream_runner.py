@@ -29,7 +29,7 @@ class StreamRunner:
     def __init__(self, stream: Stream, log: NodeLog) -> None:
         self.stream, self._log = stream, log
         self._publisher = stream.publisher = Publisher(self._on_publish_error)
-        self.worker = Worker(stream.step, self._on_worker_error)
+        self.worker = Worker(stream.step, self._on_worker_error, tick=stream.tick)
 
     def submit(self, job: Callable[[], Any]) -> Future[Any]:
         """Run a job on the worker between two windows. If it fails, its error is logged."""

@@ -1,9 +1,11 @@
 """The worker thread answers jobs, survives errors and stops."""
 
 import threading
+from collections import deque
 
 import pytest
 
+from da3_ros.live import worker as module
 from da3_ros.live.worker import Worker, WorkerStoppedError
 
 PATIENCE_S = 60.0  # before an event counts as never come: other work may share the processor
@@ -138,4 +140,70 @@ def test_a_job_that_asks_to_exit_is_an_error_of_its_caller():
     with pytest.raises(RuntimeError, match="SystemExit: now"):
         worker.submit(leave).result(PATIENCE_S)
     assert worker.submit(lambda: "alive").result(PATIENCE_S) == "alive"
+    assert worker.stop(PATIENCE_S)
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    monkeypatch.setattr(module, "TICK_S", 0.01)
+
+
+def ticking(step, answers):
+    """A worker whose ticks answer so, and its ticks; an exception is raised. errors: of both."""
+    ticks, errors, said, waiting = [], [], threading.Event(), deque(answers)
+
+    def tick():
+        ticks.append(len(ticks))
+        answer = waiting.popleft()
+        if not waiting:
+            said.set()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return Worker(step, errors.append, tick=tick), ticks, errors, said
+
+
+@pytest.mark.usefixtures("soon")
+def test_ticks_follow_work_until_nothing_waits():
+    work = deque([False, True])
+    worker, ticks, errors, said = ticking(
+        lambda: bool(work and work.popleft()), [True, True, False]
+    )
+    worker.notify()  # finds nothing
+    assert worker.submit(lambda: len(ticks)).result(PATIENCE_S) == 0
+    assert not said.wait(0.1)
+    worker.notify()
+    assert said.wait(PATIENCE_S)
+    assert worker.submit(lambda: worker._until_tick()).result(PATIENCE_S) is None
+    assert len(ticks) == 3
+    assert not errors
+    assert worker.stop(PATIENCE_S)
+
+
+@pytest.mark.usefixtures("soon")
+def test_ticks_come_between_steps_that_go_on():
+    ended = threading.Event()
+    worker, ticks, _, said = ticking(lambda: not ended.is_set(), [True] * 5 + [False])
+    worker.notify()
+    assert said.wait(PATIENCE_S)
+    ended.set()
+    assert worker.stop(PATIENCE_S)
+    assert len(ticks) == 6
+
+
+@pytest.mark.usefixtures("soon")
+def test_an_error_in_a_tick_is_reported_once():
+    work = deque([True, False, True, False])
+    worker, ticks, errors, said = ticking(
+        lambda: bool(work and work.popleft()), [ValueError("bad tick"), False]
+    )
+    worker.notify()
+    while not errors:
+        worker.submit(lambda: None).result(PATIENCE_S)
+    assert [str(e) for e in errors] == ["bad tick"]
+    worker.notify()  # the next work
+    assert said.wait(PATIENCE_S)
+    assert len(ticks) == 2
+    assert len(errors) == 1
     assert worker.stop(PATIENCE_S)

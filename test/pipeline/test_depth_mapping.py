@@ -5,9 +5,12 @@ import functools
 import threading
 import time
 from collections import Counter, defaultdict
+from concurrent import futures
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
+import torch
 from support.pipelines import to_frame
 
 from da3_ros.config import DenseConfig, DepthConfig, config_from_parameters
@@ -628,3 +631,78 @@ def test_an_interrupted_measurement_is_no_hang(monkeypatch):
     pipeline.scene_map.finish_depth()
     assert pipeline.scene_map.finish_recording()
     assert pipeline.scene_map.dense.so_far.keyframes > 0
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_job_that_fails_as_a_whole_costs_no_window(monkeypatch, caplog, live):
+    """Nothing is measured, no window breaks, and memory stays bounded."""
+
+    def fails(*args, **kwargs):
+        raise LookupError("odd returns")
+
+    monkeypatch.setattr(measuring.MeasureJob, "run", fails)
+    monkeypatch.setattr(measuring, "KEPT", 3)
+    monkeypatch.setattr(measuring, "LAST", 3)
+    pipeline, (camera, frames) = opened(), walk()
+    dense = pipeline.scene_map.dense
+    dense.waits, results = not live, []
+    for f in frames:
+        results += pipeline.push(to_frame(camera, f))
+        if dense._running is not None:
+            futures.wait([dense._running], 60)
+    assert len(dense.measurement._entries) < FRAMES / 2
+    list(pipeline.flush())
+    assert len(results) == FRAMES
+    assert pipeline.counters["keyframes_depth_failed"] > 3
+    assert "the depth of a keyframe is not measured: LookupError: odd returns" in caplog.text
+    assert dense.so_far.keyframes == sum(r.keyframe for r in results)
+    assert all(not growing.waiting for growing in pipeline.map.points._growing.values())
+
+
+def test_all_searches_on_a_gpu_share_one_stream(monkeypatch):
+    """Memory that one has freed is used by the next in the same stream only."""
+    made, used = [], []
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: made.append(device) or len(made))
+    monkeypatch.setattr(torch.cuda, "stream", lambda one: used.append(one) or nullcontext())
+    monkeypatch.setattr(measuring.MeasureJob, "run", lambda *_, **__: measuring.JobResult({}, []))
+    job = measuring.MeasureJob({}, {}, {}, {}, [], [])
+    for _ in range(3):
+        dense = DepthMapping(DenseConfig(), Counter(), "cuda:77")
+        for _ in range(2):
+            dense._run_on_device(job, lambda: False)
+    assert made == ["cuda:77"]
+    assert used == [1] * 6
+
+
+def test_a_pause_has_time_for_what_was_dropped():
+    dense = DepthMapping(DenseConfig(), Counter())
+    dense.waits = False
+    frames = walk()[1][:8]
+    poses = {k: (f.T_room_camera, 1.0) for k, f in enumerate(frames)}
+    for k, f in enumerate(frames):
+        dense.add(dataclasses.replace(keyframe_of(f), id=k))
+    dense.counters["keyframes_depth_skipped"] += dense.measurement.drop_waiting(2)
+    assert dense.counters["keyframes_depth_skipped"] == 4
+    while dense.goes_on:
+        dense.pause(lambda one: poses[one.id], lambda _: PointsMaker(DepthConfig(), {}))
+        if dense._running is not None:
+            dense._running.result(60)
+    assert not dense.counters["keyframes_depth_skipped"]
+    assert all(e.search is not None for e in dense.measurement._entries.values())
+
+
+def test_a_pause_keeps_to_the_time_limit():
+    dense = DepthMapping(DenseConfig(max_ms=100.0), Counter())
+    dense.waits = False
+    frames = walk()[1][:8]
+    poses = {k: (f.T_room_camera, 1.0) for k, f in enumerate(frames)}
+    for k, f in enumerate(frames):
+        dense.add(dataclasses.replace(keyframe_of(f), id=k))
+    dense.so_far.rests = True
+    while dense.goes_on:
+        dense.pause(lambda one: poses[one.id], lambda _: PointsMaker(DepthConfig(), {}))
+        if dense._running is not None:
+            dense._running.result(60)
+    assert not dense.so_far.searches
+    assert dense.counters["keyframes_depth_skipped"] == len(frames)
