@@ -144,7 +144,7 @@ def _cropped(
 
 def _depth_scale(keyframes: Sequence[Readable]) -> float:
     """Returns the inverse depth that the code 65536 would stand for."""
-    ranges = {one: one.stored.inverse_depths(one.key) for one in keyframes}
+    ranges = {one: one.inverse_depths() for one in keyframes}
     # Without depth a keyframe has this range.
     known = [one for one, found in ranges.items() if found != (1.0, 1.0)] or keyframes
     nearest = [ranges[one][1] / one.T_map_submap.scale for one in known]

@@ -45,12 +45,15 @@ class MeasuredDepth:
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="da3_measured_")
-        self._keys: set[int] = set()
+        self._inverse: dict[int, tuple[float, float]] = {}  # depth's smallest and largest
         self._measured = self._pixels = 0  # of all keyframes, pixels with depth
 
     def add(self, key: int, dense: DenseDepth, unit: float) -> None:
         """Adds a keyframe's depth, units of the scene; unit: of those per one of its submap."""
-        self._keys.add(key)
+        known = dense.depth[np.isfinite(dense.depth) & (dense.depth > 0)] / unit
+        self._inverse[key] = (
+            (float(1 / known.max()), float(1 / known.min())) if known.size else (1.0, 1.0)
+        )
         self._measured += int(dense.measured.sum())
         self._pixels += int(np.isfinite(dense.depth).sum())
         np.savez(
@@ -64,10 +67,15 @@ class MeasuredDepth:
 
     def load(self, key: int) -> DenseDepth | None:
         """Returns the depth of a keyframe in its submap's unit; None if it was not measured."""
-        if key not in self._keys:
+        if key not in self._inverse:
             return None
         with np.load(self._file(key)) as data:
             return DenseDepth(data["depth"], data["sigma"], data["measured"])
+
+    def inverse_depths(self, key: int) -> tuple[float, float] | None:
+        """Returns the smallest and largest inverse depth of a keyframe, in its submap's unit, 1
+        both without depth; None if it was not measured."""
+        return self._inverse.get(key)
 
     @property
     def share(self) -> float:

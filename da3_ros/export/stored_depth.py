@@ -116,6 +116,16 @@ class Readable:
             log.warning("measured depth: %s: the network's is used", error)
             return None
 
+    def inverse_depths(self) -> tuple[float, float]:
+        """Returns the smallest and largest inverse depth of what ``load`` returns, in units of its
+        submap; without depth both are 1. Raises JournalError."""
+        found = None
+        if self.measured is not None:
+            found = self.measured.inverse_depths(self.key)
+        elif not self.filters.network:
+            found = self.stored.measured_inverse_depths(self.key)
+        return found or self.stored.inverse_depths(self.key)
+
     def image_data(self) -> bytes:
         """Returns the JPEG of its image. Raises JournalError if it is damaged."""
         return self.stored.image_data(self.key)

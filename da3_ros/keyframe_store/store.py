@@ -292,13 +292,19 @@ class StoredScene:
 
         Without depth both are 1. Raises JournalError.
         """
+        return self._inverse_depths(key, self.images[key].record)
+
+    def measured_inverse_depths(self, key: int) -> tuple[float, float] | None:
+        """Returns ``inverse_depths`` of the measured depth of a keyframe; None: it has none."""
+        record = self.measured.get(key)
+        return None if record is None else self._inverse_depths(key, record)
+
+    def _inverse_depths(self, key: int, record: Record) -> tuple[float, float]:
         try:
-            low, high = self.images[key].record.description["inverse_depth"]
+            low, high = record.description["inverse_depth"]
             return float(low), float(high)
         except (LookupError, ValueError, TypeError) as error:
-            raise JournalError(
-                f"{self.reader.path}: keyframe {key} is damaged: {error}"
-            ) from error
+            raise self._damaged(key, error) from error
 
     def has_splats(self, key: int) -> bool:
         """Whether Gaussians of a keyframe are stored."""

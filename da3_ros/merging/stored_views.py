@@ -13,6 +13,7 @@ import numpy as np
 
 from da3_ros.export.stored_depth import submap_poses_of
 from da3_ros.keyframe_store.journal import JournalError
+from da3_ros.keyframe_store.keyframe import Keyframe
 from da3_ros.keyframe_store.store import StoredScene
 from da3_ros.merging.inputs import InputScene
 from da3_ros.refinement.features import FeatureDetector, Features
@@ -110,8 +111,18 @@ class StoredViews:
             self._damaged.add(number)
             log.warning("%s: scenes are aligned without it", error)
             return None
-        depth = keyframe.depth * np.float32(self._scale[number])
+        depth = self._depth(number, keyframe) * np.float32(self._scale[number])
         self._read[number] = _Read(self._detector(keyframe.image), depth)
         while len(self._read) > IN_MEMORY:
             self._read.popitem(last=False)
         return self._read[number]
+
+    def _depth(self, number: int, keyframe: Keyframe) -> FloatImage:
+        """Returns the depth [h, w] of a keyframe, in its submap's unit: as it was measured, if it
+        was."""
+        try:
+            dense = self._stored.load_measured(self._keys[number])
+        except JournalError as error:
+            log.warning("measured depth: %s: the network's is used", error)
+            return keyframe.depth
+        return keyframe.depth if dense is None else dense.depth

@@ -18,13 +18,14 @@ from da3_ros.export import colmap_frames
 from da3_ros.export.colmap import foreign_to_model
 from da3_ros.export.scene_file import save_scene
 from da3_ros.geometry.similarity import IDENTITY, Similarity
-from da3_ros.keyframe_store.keyframe import FramePose, Keyframe, Tracks
+from da3_ros.keyframe_store.keyframe import FramePose, Keyframe, MeasuredKeyframe, Tracks
 from da3_ros.keyframe_store.recorder import KeyframeRecorder
 from da3_ros.keyframe_store.store import MapState, StoredScene, StoredSubmap, StoreWriter
 from da3_ros.pipeline.keyframe_recording import KeyframeRecording
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.truth import TruthSession
+from da3_ros.types import DenseDepth
 
 SIZE, FRAMES = (280, 210), 14
 DEPTH_SIZE = (56, 42)  # of the scenes that are written here
@@ -304,6 +305,26 @@ def test_a_wrong_pixel_costs_the_others_no_precision(tmp_path):
     model = exported(scene, tmp_path / "m.colmap")
     for name in "012":
         np.testing.assert_allclose(inverse_depth(model, name)[1:, :30], 0.5 / UNIT, rtol=1e-3)
+
+
+@pytest.mark.parametrize("network", [True, False])
+def test_measured_depth_nearer_than_the_networks_is_whole(tmp_path, network):
+    """The codes reach to the nearest depth that is written: none is cut off."""
+    near = np.full(DEPTH_SIZE[::-1], 2, np.float32)
+    near[:, 30:] = 4
+    far = np.float32(1.3) * near  # as a network says it that is 1.3 times too far
+    scene = tmp_path / "s"
+    written(scene, *(keyframe(stamp=k, depth=far) for k in range(3)))
+    writer = StoreWriter(scene)
+    for k in range(3):
+        dense = DenseDepth(near, np.full_like(near, 0.01), np.ones(near.shape, bool))
+        writer.measure(MeasuredKeyframe("", k, 0, dense))
+    writer.journal.close()
+    options = ["--network-depth"] if network else []
+    model = exported(scene, tmp_path / "m.colmap", *options)
+    for k in range(3):
+        expected = 1 / (UNIT * (far if network else near))
+        np.testing.assert_allclose(inverse_depth(model, str(k)), expected, rtol=1e-3)
 
 
 @pytest.mark.long

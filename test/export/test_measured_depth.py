@@ -13,7 +13,7 @@ from support.journals import rewritten
 
 from da3_ros.cli import main
 from da3_ros.drawing.dense_sheet import TITLE_HEIGHT
-from da3_ros.export.measured_depth import measured_depth
+from da3_ros.export.measured_depth import MeasuredDepth, measured_depth
 from da3_ros.export.stored_depth import DepthFilters, readable_keyframes
 from da3_ros.geometry.poses import matrix_from_quaternion
 from da3_ros.geometry.similarity import Similarity
@@ -21,6 +21,7 @@ from da3_ros.keyframe_store.store import StoredScene
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.evaluation import cloud_errors, fit_poses
 from da3_ros.synthetic.rooms import make_room
+from da3_ros.types import DenseDepth
 
 SEED, FRAMES = 77, 20
 
@@ -210,3 +211,14 @@ def test_a_picture_of_measured_depth(replayed, tmp_path, capsys):
     assert "all keyframes that were chosen are damaged" in capsys.readouterr().err
     assert main([*arguments, "--from", "top"]) != 0
     assert "--dense: --from is for scenes" in capsys.readouterr().err
+
+
+def test_the_stated_range_is_that_of_the_depth_that_is_read():
+    depth = np.float32([[2, 4, np.nan], [8, np.inf, 3]])
+    measured = MeasuredDepth()
+    measured.add(7, DenseDepth(depth, depth, np.isfinite(depth)), unit=2.0)
+    measured.add(8, DenseDepth(np.full_like(depth, np.nan), depth, depth > 9), unit=2.0)
+    inverse = 1 / measured.load(7).depth[np.isfinite(depth)]
+    assert measured.inverse_depths(7) == pytest.approx((inverse.min(), inverse.max()))
+    assert measured.inverse_depths(8) == (1.0, 1.0)
+    assert measured.inverse_depths(9) is None

@@ -14,17 +14,21 @@ from support.ring import DescribedTruth
 from da3_ros.config import config_from_parameters
 from da3_ros.export.scene_file import load_scene, write_scene
 from da3_ros.keyframe_store.journal import JournalReader
+from da3_ros.keyframe_store.keyframe import MeasuredKeyframe
 from da3_ros.keyframe_store.recorder import KeyframeRecorder
-from da3_ros.keyframe_store.store import JOURNAL
+from da3_ros.keyframe_store.store import JOURNAL, StoredScene, StoreWriter
+from da3_ros.merging.inputs import InputScene
 from da3_ros.merging.joining import LoopNetwork
 from da3_ros.merging.merge import merge
+from da3_ros.merging.stored_views import StoredViews
 from da3_ros.pipeline.keyframe_recording import KeyframeRecording
 from da3_ros.pipeline.pipeline import Pipeline
+from da3_ros.refinement.features import FeatureDetector
 from da3_ros.sensors.calibration import pinhole_calibration
 from da3_ros.synthetic import intrinsics, make_ring, render, ring_walk
 from da3_ros.synthetic.evaluation import fit_poses
 from da3_ros.synthetic.truth import Noise, Truth
-from da3_ros.types import Frame, RefinedLoop
+from da3_ros.types import DenseDepth, Frame, RefinedLoop
 
 SIZE = (336, 280)
 LATER = 10**12  # ns, between sessions
@@ -145,10 +149,42 @@ def test_images_that_cannot_be_read_leave_the_alignment_as_it_was(
     assert damaged == pytest.approx(merged_error(folders, walks, tmp_path / "none"), rel=1e-6)
 
 
-def damage_images(path):
-    """Flips a byte in the data of each keyframe."""
+@pytest.mark.parametrize("damaged", [False, True])
+def test_measured_depth_counts_where_it_is_stored(scenes, tmp_path, caplog, damaged):
+    """The network's depth is 30 % too far, that of the images is right; if that cannot be read,
+    the network's is there, and a warning."""
+    saved = load_scene(scenes / "walk0")
+    with StoredScene.open(scenes / "walk0") as true:
+        writer = StoreWriter(tmp_path)
+        writer.place(true.submaps.values())
+        writer.set_map(true.map)
+        for key in true.images:
+            one = true.load(key)
+            writer.add(dataclasses.replace(one, depth=np.float32(1.3) * one.depth))
+            sigma = np.full_like(one.depth, 0.01)
+            dense = DenseDepth(one.depth, sigma, np.isfinite(one.depth))
+            pose = one.pose
+            writer.measure(MeasuredKeyframe(pose.camera, pose.stamp_ns, pose.submap, dense))
+        writer.journal.close()
+        if damaged:
+            damage_images(tmp_path / JOURNAL, "measured depth")
+        detector = FeatureDetector(10, 10**6)
+        with StoredScene.open(tmp_path) as wrong:
+            scene = InputScene("a", None, saved)
+            exact, views = (StoredViews(scene, s, detector) for s in (true, wrong))
+            for number in (0, len(exact) - 1):
+                there = exact.T_scene_camera[number][:3, 3]
+                expected = exact.surface(number) - there
+                found = views.surface(number) - there
+                assert len(found) > 10
+                np.testing.assert_allclose(found, (1.3 if damaged else 1) * expected, rtol=1e-3)
+    assert ("the network's is used" in caplog.text) == damaged
+
+
+def damage_images(path, kind="keyframe"):
+    """Flips a byte in the data of each keyframe, or of other records."""
     reader = JournalReader(path)
-    images = [r for r in reader.records() if r.description.get("kind") == "keyframe"]
+    images = [r for r in reader.records() if r.description.get("kind") == kind]
     data = bytearray(path.read_bytes())
     for record in images:
         whole = reader.data(record)
