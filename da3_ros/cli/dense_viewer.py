@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -28,13 +28,24 @@ ROWS = 6  # keyframes
 
 def _readable(
     stored: StoredScene, keys: Iterable[int]
-) -> Iterator[tuple[Keyframe, DenseDepth | None]]:
-    """Yields keyframes with their measured depth; leaves out damaged ones, with a warning."""
+) -> Iterator[tuple[int, tuple[Keyframe, DenseDepth | None]]]:
+    """Yields keyframes, by key, with their measured depth; leaves out damaged ones, with a
+    warning."""
     for key in keys:
         try:
-            yield stored.load(key), stored.load_measured(key)
+            yield key, (stored.load(key), stored.load_measured(key))
         except JournalError as error:
             log.warning("%s: it is left out", error)
+
+
+def _agreement(stored: StoredScene, rows: Mapping[int, tuple[Keyframe, DenseDepth | None]]) -> str:
+    """Returns a text: how much of what was found in keyframes others confirmed; empty if that was
+    not stored."""
+    known = {key: found for key in rows if (found := stored.found_pixels(key))}
+    dense = [rows[key][1] for key in known]
+    measured = sum(int(one.measured.sum()) for one in dense if one is not None)
+    share = 100 * measured / max(1, sum(known.values()))
+    return f", {share:.0f} % of what was found in them confirmed" if known else ""
 
 
 def view_dense(source: Path, target: Path, size: tuple[int, int], color_map: str) -> str:
@@ -58,16 +69,18 @@ def view_dense(source: Path, target: Path, size: tuple[int, int], color_map: str
                     "its poses were not refined"
                 )
             chosen = np.linspace(0, len(keys) - 1, min(ROWS, len(keys))).round().astype(int)
-            rows = list(_readable(stored, [keys[k] for k in chosen]))
-            if not rows:
+            found = dict(_readable(stored, [keys[k] for k in chosen]))
+            if not found:
                 raise SceneFileError(f"{source}: all keyframes that were chosen are damaged")
+            rows = list(found.values())
             share = np.mean([dense.measured.mean() for _, dense in rows if dense is not None])
+            agreement = _agreement(stored, found)
             total = len(stored.images)
     except JournalError as error:
         raise SceneFileError(str(error)) from error
     with atomic_path(target) as temporary:
         write_png(temporary, dense_sheet(rows, size, color_map))
     return (
-        f"{target}: {len(rows)} keyframes, {100 * share:.0f} % of their pixels measured; "
-        f"{len(keys)} of {total} keyframes have measured depth\n"
+        f"{target}: {len(rows)} keyframes, {100 * share:.0f} % of their pixels "
+        f"measured{agreement}; {len(keys)} of {total} keyframes have measured depth\n"
     )

@@ -61,3 +61,4 @@ class MeasuredKeyframe:
     stamp_ns: int
     submap: int
     dense: DenseDepth  # unit of its submap
+    found: int | None = None  # pixels in which a search found depth; None: unknown

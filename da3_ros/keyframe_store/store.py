@@ -158,6 +158,7 @@ class StoreWriter:
             "submap": measured.submap,
             "inverse_depth": [low, high],
             "bytes": {"depth": len(depth), "sigma": len(sigma)},
+            **({} if measured.found is None else {"found": measured.found}),
         }
         self.journal.append(about, depth + sigma)
 
@@ -293,6 +294,13 @@ class StoredScene:
         Without depth both are 1. Raises JournalError.
         """
         return self._inverse_depths(key, self.images[key].record)
+
+    def found_pixels(self, key: int) -> int | None:
+        """Returns in how many pixels of a keyframe a search found depth, which neighbours may have
+        confirmed; None: unknown."""
+        record = self.measured.get(key)
+        found = None if record is None else record.description.get("found")
+        return found if type(found) is int and found >= 0 else None
 
     def measured_inverse_depths(self, key: int) -> tuple[float, float] | None:
         """Returns ``inverse_depths`` of the measured depth of a keyframe; None: it has none."""

@@ -15,7 +15,7 @@ from da3_ros.mapping.frames import LocalFrame, PoseInSubmap
 from da3_ros.mapping.metric_scale import scaled_depth
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.splats.relative import RelativeSplats
-from da3_ros.types import Array, DenseDepth, FloatImage, Image
+from da3_ros.types import Array, FloatImage, Image
 
 SAME = 1e-9  # map units; rounding of a pose that stays
 
@@ -70,9 +70,9 @@ class KeyframeRecording:
             )
         )  # fmt: skip
 
-    def measure(self, camera: str, stamp_ns: int, submap: int, dense: DenseDepth) -> None:
-        """Stores the measured depth of an earlier keyframe, unit of its submap."""
-        self._recorder.measure(MeasuredKeyframe(camera, stamp_ns, submap, dense))
+    def measure(self, measured: MeasuredKeyframe) -> None:
+        """Stores the measured depth of an earlier keyframe."""
+        self._recorder.measure(measured)
 
     def begin(self) -> None:
         """Begins the scene anew: what was stored is no part of it."""

@@ -24,6 +24,7 @@ from da3_ros.derived.plane_sweep import SweepView, grey_of
 from da3_ros.geometry.poses import T_ROS_MAP, invert_pose
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.array_spill import ArraySpill
+from da3_ros.keyframe_store.keyframe import MeasuredKeyframe
 from da3_ros.keyframe_store.recorder import Flush
 from da3_ros.keyframe_store.store import MapState
 from da3_ros.mapping.alignment import WindowAligner
@@ -509,7 +510,9 @@ class SceneMap(MapListener):
         if dense is None and keyframe.id in self._stored_early:  # it does not hold any more
             dense = nothing_measured(keyframe.depth)
         if dense is not None:
-            recorder.measure(keyframe.camera, keyframe.stamp_ns, keyframe.submap, dense)
+            recorder.measure(MeasuredKeyframe(
+                keyframe.camera, keyframe.stamp_ns, keyframe.submap, dense, one.found
+            ))  # fmt: skip
             self._stored_early.add(keyframe.id)
         if one.stays:
             self._stored_early.discard(keyframe.id)

@@ -201,3 +201,31 @@ def test_a_sequence_without_enough_true_poses_is_refused(accuracy, walk, tmp_pat
     sequence = accuracy.Sequence.open(tmp_path / "tum")
     with pytest.raises(accuracy.TruthError, match="2 frames have a true pose"):
         accuracy.measure(sequence, CONFIG, session=session_for(sequence, walk[1]))
+
+
+def test_depth_measured_by_images_is_compared_with_the_networks(accuracy, tmp_path):
+    """With a network that errs by several percent, and the truth of a folder in TUM's layout."""
+    camera = SyntheticCamera(77, (126, 98), walk="loop", frames=52, rate_hz=6)
+    frames = [camera[2 * k] for k in range(14)]
+    write_tum(tmp_path, camera, frames)
+    noise, found = Noise(smooth=0.08, per_frame=0.02), {}
+    for (setting,) in accuracy.switched("dense.enabled", ["off", "on"]):
+        name, value = setting.split(":=")
+        config = config_from_parameters(
+            {"process_res": 126, "window.size": 5, name: value == "true"}
+        )
+        sequence = accuracy.Sequence.open(tmp_path)
+        session = session_for(sequence, frames, noise)
+        found[value] = accuracy.measure(sequence, config, session=session)
+    off, on = found["false"], found["true"]
+    assert off.measured_share == 0
+    assert np.isnan(off.measured_abs_rel)
+    assert off.keyframe_abs_rel > 0.02
+    assert on.measured_share > 0.4
+    assert on.keyframe_abs_rel < 0.75 * off.keyframe_abs_rel
+    assert on.measured_abs_rel < on.keyframe_abs_rel
+    text = accuracy.row(on).split("|")
+    columns = list(accuracy.COLUMNS)
+    assert float(text[1 + columns.index("measured_share")]) == pytest.approx(
+        on.measured_share, abs=1e-4
+    )
