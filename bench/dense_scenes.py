@@ -157,7 +157,8 @@ def depth_errors(one: Shown, truth: FloatImage, unit: float) -> dict[str, float]
         "measured_median_on": _median(on[at]), "rest_off": _mean(off[rest]),
         "rest_on": _mean(on[rest]), "wrong": _mean(on[at] > WRONG),
         "nees": _mean(square[at]), "nees_typical": _median(square[at]) / 0.455,
-        "nees_rest": _mean(square[rest]), "sky_measured": _mean(one.mask[sky]),
+        "nees_rest": _mean(square[rest]), "nees_all": _mean(square[known]),
+        "sky_measured": _mean(one.mask[sky]),
     }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ around them: near in the image and in depth, so that nothing is carried across a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -38,6 +39,11 @@ SCALES = 1, 2, 4, 8, 16, 64  # of its grids: coarser ones far from what is measu
 # deviation, and the one where nothing was found to estimate it by.
 EDGE_PX, EDGE_STEP = 13, 0.15
 LEAST_SIGMA, UNMEASURED = 0.01, 0.1
+# So many pixels say as much as one that is alone, and so many such ones speak for ``UNMEASURED``.
+PATCH, PRIOR = EDGE_PX**2, 0.5
+# Far from what is measured, over so many pixels, a correction errs by so many times what the
+# corrections of an image differ by: where nothing is measured, networks err most.
+FAR_PX, FAR = 24.0, 2.0
 # Views whose poses are right differ by so much (log depth or pixels), robustly; more than GROSS is
 # another surface. The variance of the error is so many times what is over that.
 MATCH, MATCH_PX, GROSS, POSE_SHARE = 0.0065, 0.12, 0.1, 2.0
@@ -208,7 +214,9 @@ def dense_depth(
         )
         depth[known] = (network * np.exp(correction))[known]
         confirmed = there.any(axis=0)
-        rest = _rest_sigma(depth, swept, decided & ~confirmed, known)
+        near = _rest_sigma(depth, swept, decided & ~confirmed, known)
+        carried = _carried_sigma(log[measured], measured | (decided & confirmed))
+        rest = np.sqrt(near**2 + carried**2)
         # What one neighbour confirms is not called measured, but better than what is carried.
         depth[decided & confirmed] = swept[decided & confirmed]
     depth[measured] = swept[measured]
@@ -286,7 +294,7 @@ def _rest_sigma(
     """Returns the deviation of corrected log depth [h, w], at edges of depth and elsewhere.
 
     By what was found there but not confirmed: measured pixels are where depth is easy, and say
-    too little of the others.
+    too little of the others. Where little was found, ``UNMEASURED`` counts too.
     """
     log = np.log(np.where(known, depth, np.median(depth[known]))).astype(np.float32)
     kernel = np.ones((EDGE_PX, EDGE_PX), np.uint8)
@@ -294,10 +302,20 @@ def _rest_sigma(
     out = np.full(depth.shape, UNMEASURED, np.float32)
     for there in (edge, ~edge):
         ones = unconfirmed & there
-        if ones.sum() > LEAST_SEEN:
-            error = np.log(swept[ones]) - log[ones]
-            out[there] = max(LEAST_SIGMA, float(np.sqrt(np.mean(error**2))))
+        error = np.log(swept[ones]) - log[ones]
+        variance = np.sum(error**2) / PATCH + PRIOR * UNMEASURED**2
+        out[there] = max(LEAST_SIGMA, math.sqrt(variance / (len(error) / PATCH + PRIOR)))
     return out
+
+
+def _carried_sigma(corrections: Array, there: NDArray[np.bool_]) -> FloatImage:
+    """Returns by how much a correction errs that is carried to a pixel [h, w] from where it is
+    known, log depth.
+
+    corrections: [M] log, of measured pixels. there: [h, w] pixels that have one of their own.
+    """
+    distance = cv2.distanceTransform((~there).astype(np.uint8), cv2.DIST_L2, cv2.DIST_MASK_5)
+    return np.asarray(FAR * np.std(corrections) * np.sqrt(1 - np.exp(-distance / FAR_PX)))
 
 
 def _measured(
