@@ -681,7 +681,7 @@ def test_a_pause_has_time_for_what_was_dropped():
     frames = walk()[1][:8]
     poses = {k: (f.T_room_camera, 1.0) for k, f in enumerate(frames)}
     for k, f in enumerate(frames):
-        dense.add(dataclasses.replace(keyframe_of(f), id=k))
+        dense.add_keyframe(dataclasses.replace(keyframe_of(f), id=k))
     dense.counters["keyframes_depth_skipped"] += dense.measurement.drop_waiting(2)
     assert dense.counters["keyframes_depth_skipped"] == 4
     while dense.goes_on:
@@ -698,7 +698,7 @@ def test_a_pause_keeps_to_the_time_limit():
     frames = walk()[1][:8]
     poses = {k: (f.T_room_camera, 1.0) for k, f in enumerate(frames)}
     for k, f in enumerate(frames):
-        dense.add(dataclasses.replace(keyframe_of(f), id=k))
+        dense.add_keyframe(dataclasses.replace(keyframe_of(f), id=k))
     dense.so_far.rests = True
     while dense.goes_on:
         dense.pause(lambda one: poses[one.id], lambda _: PointsMaker(DepthConfig(), {}))
