@@ -8,7 +8,7 @@ Usually: a sliding window of eight views, one of them new, as the node runs it. 
 the setting of a published report (published.json): da3-large, five views of 504x504, all of them
 new and with depth, three runs after a warm-up of two.
 
-Rows are those of session_row.py, each in a process of its own. ``images_per_s``: new images over
+Rows are those of session_row.py, each in a process of its own. ``compile`` is that of PyTorch. ``images_per_s``: new images over
 the mean time of a window. ``stability``: the largest difference of depth between runs on the same
 images, over the median depth; 0: bit by bit the same. Percentiles are null with too few runs.
 ``load_s``: opening the session, with its check against fp32; ``cold_start_s``: with the first
@@ -266,7 +266,10 @@ def matrix_of(options: argparse.Namespace, model: str) -> Matrix:
     """Returns the matrix of a model, with its earlier rows unless they are measured again."""
     # Compiled rows last: on a CPU each may take as long as all others.
     keys = itertools.product(options.compiles, options.backends, options.modes, options.precisions)
-    in_order = [(mode, precision, c, backend) for c, backend, mode, precision in keys]
+    in_order = [
+        (mode, precision, c, backend) for c, backend, mode, precision in keys
+        if c == "off" or backend == "torch"  # an engine is compiled anyway
+    ]  # fmt: skip
     matrix = Matrix(setting_of(options, model), in_order, file_of(options, model))
     if not options.again:
         matrix.keep_earlier()

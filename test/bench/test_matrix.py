@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import session_row
-from matrix import Matrix, MatrixError, summary
+from matrix import Matrix, MatrixError, matrix_of, summary
 from session_row import RowSetting, percentile, spread
 from support import programs
 
@@ -68,6 +68,17 @@ def test_windows_of_unseen_views_show_the_same_images():
         for a, b in zip(first.views, other.views, strict=True):
             assert a.image is not b.image
             np.testing.assert_array_equal(a.image, b.image)
+
+
+def test_an_engine_is_not_compiled_twice():
+    options = SimpleNamespace(
+        compiles=("off", "on"), backends=("torch", "openvino"), modes=("max",),
+        precisions=("off", "auto"), out=None, models=["da3-tiny"], again=True, cache=None,
+        device="cpu", gib=0.0, process_res=84, image=(84, 56), views=3, unseen=False, warm_up=1,
+        repeats=2,
+    )  # fmt: skip
+    rows = [(key["compile"], key["backend"]) for key in matrix_of(options, "da3-tiny").missing()]
+    assert rows == [("off", "torch")] * 2 + [("off", "openvino")] * 2 + [("on", "torch")] * 2
 
 
 def written(tmp_path, monkeypatch, setting=TINY):
