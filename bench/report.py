@@ -284,6 +284,7 @@ ENTRIES: dict[str, Entry] = {
         figures.nees,
     ),
     "real": Entry(("real.json",), figures.real),
+    "lenses": Entry(("refinement-lens.json",), figures.lenses),
     "dense-rooms": Entry(("dense-rooms.json",), figures.dense_rooms),
     "navigation": Entry(("navigation.json", "navigation_tiny.json"), figures.navigation),
     "fleet": Entry(("fleet.json",), figures.fleet),

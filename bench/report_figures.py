@@ -260,6 +260,25 @@ real = listing(
 )  # fmt: skip
 
 
+def _lens_rows(result: Result) -> list[Row]:
+    names = {"truth": "exact windows with noise", "da3-tiny": "da3-tiny"}
+    rows = result.data["table"]
+    off, on = ([r for r in rows if r["corrected"] == c] for c in (False, True))
+    return [
+        {**a, "windows": names[a["network"]], "on": b["ate_percent"],
+         "found": f"{b['corrections']} of {b['walks']}"}
+        for a, b in zip(off, on, strict=True)
+    ]  # fmt: skip
+
+
+lenses = joined(
+    _lens_rows,
+    Column("fault", "`camera_info`"), Column("windows", "Windows"),
+    Column("ate_percent", "ATE, % of the way: as stated", digits=2),
+    Column("on", "Corrected", digits=2), Column("found", "Walks with a correction"),
+)  # fmt: skip
+
+
 def _dense_rows(result: Result) -> list[Row]:
     return result.data["table"]
 
