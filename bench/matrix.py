@@ -9,8 +9,9 @@ the setting of a published report (published.json): da3-large, five views of 504
 new and with depth, three runs after a warm-up of two.
 
 Rows are those of session_row.py, each in a process of its own. ``compile`` is that of PyTorch.
-``images_per_s``: new images over the mean time of a window. ``stability``: the largest difference of depth between runs on the same
-images, over the median depth; 0: bit by bit the same. Percentiles are null with too few runs.
+``images_per_s``: new images over the mean time of a window. ``stability``: the largest difference
+of depth between runs on the same images, over the median depth; 0: bit by bit the same.
+Percentiles are null with too few runs.
 ``load_s``: opening the session, with its check against fp32; ``cold_start_s``: with the first
 window, for which an engine is built unless ``--cache`` has it: a large one takes minutes.
 
