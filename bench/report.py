@@ -63,9 +63,6 @@ NOTES = {
         "python bench/bench_shares.py --models da3-small da3-base --precision fp32 int8",
     ),
     "cpu-precision.json": Note("two virtual cores", "python bench/bench_precision.py"),
-    "cpu-yardstick.json": Note(
-        NO_AMX, "python bench/bench_yardstick.py --sizes small base --device cpu --repeats 5"
-    ),
     "overlap.json": Note(NO_AMX),
     "map.json": Note(
         "core 0 of a shared two-core machine that other work kept busy",

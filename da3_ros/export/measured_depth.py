@@ -45,13 +45,15 @@ class MeasuredDepth:
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="da3_measured_")
-        self._inverse: dict[int, tuple[float, float]] = {}  # depth's smallest and largest
+        # Smallest and largest inverse depth of keyframes that are measured, by key, in units of
+        # their submaps; 1 both without depth.
+        self.inverse_depths: dict[int, tuple[float, float]] = {}
         self._measured = self._pixels = 0  # of all keyframes, pixels with depth
 
     def add(self, key: int, dense: DenseDepth, unit: float) -> None:
         """Adds a keyframe's depth, units of the scene; unit: of those per one of its submap."""
         known = dense.depth[np.isfinite(dense.depth) & (dense.depth > 0)] / unit
-        self._inverse[key] = (
+        self.inverse_depths[key] = (
             (float(1 / known.max()), float(1 / known.min())) if known.size else (1.0, 1.0)
         )
         self._measured += int(dense.measured.sum())
@@ -67,15 +69,10 @@ class MeasuredDepth:
 
     def load(self, key: int) -> DenseDepth | None:
         """Returns the depth of a keyframe in its submap's unit; None if it was not measured."""
-        if key not in self._inverse:
+        if key not in self.inverse_depths:
             return None
         with np.load(self._file(key)) as data:
             return DenseDepth(data["depth"], data["sigma"], data["measured"])
-
-    def inverse_depths(self, key: int) -> tuple[float, float] | None:
-        """Returns the smallest and largest inverse depth of a keyframe, in its submap's unit, 1
-        both without depth; None if it was not measured."""
-        return self._inverse.get(key)
 
     @property
     def share(self) -> float:

@@ -121,7 +121,7 @@ class Readable:
         submap; without depth both are 1. Raises JournalError."""
         found = None
         if self.measured is not None:
-            found = self.measured.inverse_depths(self.key)
+            found = self.measured.inverse_depths.get(self.key)
         elif not self.filters.network:
             found = self.stored.measured_inverse_depths(self.key)
         return found or self.stored.inverse_depths(self.key)

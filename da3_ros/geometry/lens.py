@@ -36,7 +36,7 @@ class Lens:
     k2: float = 0.0
 
     @staticmethod
-    def of(errors: Array) -> Lens:
+    def from_errors(errors: Array) -> Lens:
         """errors: [5], from ``FOCAL`` to ``K2``."""
         return Lens(*errors.tolist())
 

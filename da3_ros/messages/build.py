@@ -534,7 +534,7 @@ class WindowView:
     confidence: float  # median; NaN if unknown
 
     @staticmethod
-    def of(frame: TrackedFrame) -> WindowView:
+    def from_frame(frame: TrackedFrame) -> WindowView:
         """Returns what later windows say of a frame."""
         finite = frame.confidence[np.isfinite(frame.confidence)]
         confidence = float(np.median(finite)) if finite.size else _NAN

@@ -159,7 +159,7 @@ class Outputs:
     def _remember(self, frame: TrackedFrame) -> None:
         """Keep the data of a frame that later window messages need. Not its pose: the map may
         move."""
-        view = WindowView.of(frame)
+        view = WindowView.from_frame(frame)
         for held, most in ((self._recent, self.config.window.size), (self._keyframes, KEYFRAMES)):
             if held is self._recent or frame.keyframe:
                 held[frame.id] = view

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.keyframe_store.keyframe import FramePose, Keyframe, MeasuredKeyframe, Tracks
+from da3_ros.keyframe_store.keyframe import FramePose, Keyframe, Tracks
 from da3_ros.keyframe_store.recorder import Flush, KeyframeRecorder
 from da3_ros.keyframe_store.store import MapState, StoredSubmap
 from da3_ros.mapping.frames import LocalFrame, PoseInSubmap
@@ -37,7 +37,7 @@ class KeyframeRecording:
     """Passes a scene's frames to the recorder, in the frames and units of their submaps."""
 
     def __init__(self, recorder: KeyframeRecorder) -> None:
-        self._recorder = recorder
+        self.recorder = recorder
         # Chain and component of the submaps that are stored.
         self._stored: dict[int, tuple[int, int]] = {}
 
@@ -60,47 +60,43 @@ class KeyframeRecording:
             frame.keyframe,
         )
         if data is None:
-            self._recorder.add_frame(pose)
+            self.recorder.add_frame(pose)
             return
-        self._recorder.set_map(state)
-        self._recorder.add_keyframe(
+        self.recorder.set_map(state)
+        self.recorder.add_keyframe(
             Keyframe(
                 pose, scaled_depth(data.depth, 1 / unit), frame.confidence, data.image,
                 data.descriptor, data.tracks, data.splats,
             )
         )  # fmt: skip
 
-    def measure(self, measured: MeasuredKeyframe) -> None:
-        """Stores the measured depth of an earlier keyframe."""
-        self._recorder.measure(measured)
-
     def begin(self) -> None:
         """Begins the scene anew: what was stored is no part of it."""
         self._stored.clear()
-        self._recorder.begin()
+        self.recorder.begin()
 
     def flush(self, state: MapState) -> Flush:
         """Begins to store all that waits; returns at once."""
-        self._recorder.set_map(state)
-        return self._recorder.flush()
+        self.recorder.set_map(state)
+        return self.recorder.flush()
 
     def finish(self, state: MapState, timeout_s: float | None = None) -> bool:
         """Stores all that waits; False if the disk is still busy after a time."""
-        self._recorder.set_map(state)
-        return self._recorder.close(timeout_s)
+        self.recorder.set_map(state)
+        return self.recorder.close(timeout_s)
 
     def place(self, submaps: Iterable[Submap]) -> None:
         """Stores the poses of submaps."""
         stored = [StoredSubmap(s.id, s.chain, s.component, s.T_map_submap) for s in submaps]
         self._stored.update({s.id: (s.chain, s.component) for s in stored})
-        self._recorder.place(stored)
+        self.recorder.place(stored)
 
     def move(
         self, submaps: Iterable[Submap], before: Mapping[int, Similarity], state: MapState
     ) -> None:
         """Stores the poses of those submaps that a correction has moved, or joined to others, and
         the unit that odometry has now. before: ``T_map_submap`` before it."""
-        self._recorder.set_map(state)
+        self.recorder.set_map(state)
         self.place([s for s in submaps if self._is_other(s) or not _lies_at(s, before.get(s.id))])
 
     def _is_other(self, submap: Submap) -> bool:
@@ -109,7 +105,7 @@ class KeyframeRecording:
 
     def correct(self, frames: Iterable[PoseInSubmap]) -> None:
         """Stores refined poses of earlier frames."""
-        self._recorder.correct({(f.camera, f.stamp_ns): f.T_submap_camera for f in frames})
+        self.recorder.correct({(f.camera, f.stamp_ns): f.T_submap_camera for f in frames})
 
 
 def _lies_at(submap: Submap, T_map_submap: Similarity | None) -> bool:

@@ -25,7 +25,7 @@ from da3_ros.geometry.poses import T_ROS_MAP, invert_pose
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.keyframe_store.keyframe import MeasuredKeyframe
-from da3_ros.keyframe_store.recorder import Flush
+from da3_ros.keyframe_store.recorder import Flush, KeyframeRecorder
 from da3_ros.keyframe_store.store import MapState
 from da3_ros.mapping.alignment import WindowAligner
 from da3_ros.mapping.covariance import PoseUncertainty
@@ -499,11 +499,11 @@ class SceneMap(MapListener):
             points[keyframe.submap].append((keyframe.id, found.points, one.stays))
             self.floor_map.measure(one, self._T_ros_map)
             if (one.stays or one.is_settled) and self._recorder is not None:
-                self._store_depth(one, self._recorder)
+                self._store_depth(one, self._recorder.recorder)
         for submap, keyframes in points.items():
             self.submaps.replace_points(submap, keyframes)
 
-    def _store_depth(self, one: Measured, recorder: KeyframeRecording) -> None:
+    def _store_depth(self, one: Measured, recorder: KeyframeRecorder) -> None:
         """Stores what was measured of a keyframe: once, if it stays; before, if no window came for
         a while, so that it may be the last time."""
         keyframe, dense = one.keyframe, one.dense

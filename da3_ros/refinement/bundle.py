@@ -450,7 +450,7 @@ class _Solver:
         fx, fy = K[:, 0, 0], K[:, 1, 1]
         lens = None
         if self.groups:
-            lens = _SeenThroughLens.of(a, K, self.lenses(state)[o.view])
+            lens = _seen_through_lens(a, K, self.lenses(state)[o.view])
             offset = lens.pixel - o.pixel
         else:
             offset = np.stack((fx * a[:, 0] + K[:, 0, 2], fy * a[:, 1] + K[:, 1, 2]), 1) - o.pixel
@@ -718,25 +718,27 @@ class _SeenThroughLens:
     by_direction: Array  # [O, 2, 2] derivatives of the pixel by the direction
     by_lens: Array  # [O, 2, 5] derivatives of the pixel by the errors of the lens
 
-    @staticmethod
-    def of(a: Array, K: Array, lens: Array) -> _SeenThroughLens:
-        """a: [O, 2] directions (x/z, y/z). K: [O, 3, 3]. lens: [O, 5] errors of their lenses."""
-        stated = np.stack((K[:, 0, 0], K[:, 1, 1]), 1)
-        K = with_lens(K, lens)
-        f, centre = np.stack((K[:, 0, 0], K[:, 1, 1]), 1), K[:, :2, 2]
-        square = (a**2).sum(1)
-        bent = 1 + square * (lens[:, K1] + square * lens[:, K2])
-        seen = f * bent[:, None] * a
-        slope = 2 * lens[:, K1] + 4 * square * lens[:, K2]
-        by_direction = slope[:, None, None] * a[:, :, None] * a[:, None] + (
-            bent[:, None, None] * np.eye(2)
-        )
-        by_lens = np.zeros((len(a), 2, K2 + 1))
-        by_lens[:, :, FOCAL] = seen
-        by_lens[:, 0, CENTRE_X], by_lens[:, 1, CENTRE_Y] = stated.T
-        by_lens[:, :, K1] = f * square[:, None] * a
-        by_lens[:, :, K2] = square[:, None] * by_lens[:, :, K1]
-        return _SeenThroughLens(centre + seen, f[:, :, None] * by_direction, by_lens)
+
+def _seen_through_lens(a: Array, K: Array, lens: Array) -> _SeenThroughLens:
+    """Returns where lenses show directions.
+
+    a: [O, 2] directions (x/z, y/z). K: [O, 3, 3]. lens: [O, 5] errors of their lenses."""
+    stated = np.stack((K[:, 0, 0], K[:, 1, 1]), 1)
+    K = with_lens(K, lens)
+    f, centre = np.stack((K[:, 0, 0], K[:, 1, 1]), 1), K[:, :2, 2]
+    square = (a**2).sum(1)
+    bent = 1 + square * (lens[:, K1] + square * lens[:, K2])
+    seen = f * bent[:, None] * a
+    slope = 2 * lens[:, K1] + 4 * square * lens[:, K2]
+    by_direction = slope[:, None, None] * a[:, :, None] * a[:, None] + (
+        bent[:, None, None] * np.eye(2)
+    )
+    by_lens = np.zeros((len(a), 2, K2 + 1))
+    by_lens[:, :, FOCAL] = seen
+    by_lens[:, 0, CENTRE_X], by_lens[:, 1, CENTRE_Y] = stated.T
+    by_lens[:, :, K1] = f * square[:, None] * a
+    by_lens[:, :, K2] = square[:, None] * by_lens[:, :, K1]
+    return _SeenThroughLens(centre + seen, f[:, :, None] * by_direction, by_lens)
 
 
 BEHIND = 100.0  # cost of a point behind its camera

@@ -166,7 +166,7 @@ def _solved(
         done = adjust(bundle, 2 * STEPS)
         T = done.bundle.T_local_camera
         if sigma:
-            lens = Lens.of(done.lens[0])
+            lens = Lens.from_errors(done.lens[0])
         if not (np.isfinite(T).all() and np.isfinite(lens.errors).all()):
             return None
         pixel = float(np.median(done.reprojection)) / RAYLEIGH

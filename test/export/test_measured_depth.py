@@ -222,6 +222,6 @@ def test_the_stated_range_is_that_of_the_depth_that_is_read():
     measured.add(7, DenseDepth(depth, depth, np.isfinite(depth)), unit=2.0)
     measured.add(8, DenseDepth(np.full_like(depth, np.nan), depth, depth > 9), unit=2.0)
     inverse = 1 / measured.load(7).depth[np.isfinite(depth)]
-    assert measured.inverse_depths(7) == pytest.approx((inverse.min(), inverse.max()))
-    assert measured.inverse_depths(8) == (1.0, 1.0)
-    assert measured.inverse_depths(9) is None
+    assert measured.inverse_depths[7] == pytest.approx((inverse.min(), inverse.max()))
+    assert measured.inverse_depths[8] == (1.0, 1.0)
+    assert 9 not in measured.inverse_depths

@@ -46,7 +46,7 @@ def test_the_errors_are_those_of_K_and_of_plumb_bob():
     D = np.array([lens.k1, lens.k2, 0.0, 0.0])
     shown = cv2.projectPoints(rays, np.zeros(3), np.zeros(3), own, D)[0][:, 0]
     np.testing.assert_allclose(on_image(K, lens.seen(a)), shown, atol=1e-9)
-    assert Lens.of(lens.errors) == lens
+    assert Lens.from_errors(lens.errors) == lens
 
 
 def test_an_image_that_folds_back_is_of_no_lens():

@@ -173,7 +173,7 @@ def test_measured_depth_counts_where_it_is_stored(scenes, tmp_path, caplog, dama
             scene = InputScene("a", None, saved)
             exact, views = (StoredViews(scene, s, detector) for s in (true, wrong))
             for number in (0, len(exact) - 1):
-                there = exact.T_scene_camera[number][:3, 3]
+                there = exact.T_map_camera[number][:3, 3]
                 expected = exact.surface(number) - there
                 found = views.surface(number) - there
                 assert len(found) > 10

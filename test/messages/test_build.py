@@ -183,7 +183,7 @@ def frame(depth, rgb):
 
 
 def test_window_lists_its_frames_and_its_scale(frame):
-    views = [(build.WindowView.of(frame), frame.T_map_camera)]
+    views = [(build.WindowView.from_frame(frame), frame.T_map_camera)]
     message = over_the_wire(build.window(LIB, frame.window, views))
     assert (message.id, message.header.frame_id, message.new_frames) == (3, "map", 1)
     # Metres per network unit: metres per scene unit times scene units per network unit.
