@@ -160,7 +160,7 @@ def test_measured_depth_counts_where_it_is_stored(scenes, tmp_path, caplog, dama
         writer.set_map(true.map)
         for key in true.images:
             one = true.load(key)
-            writer.add(dataclasses.replace(one, depth=np.float32(1.3) * one.depth))
+            writer.add_keyframe(dataclasses.replace(one, depth=np.float32(1.3) * one.depth))
             sigma = np.full_like(one.depth, 0.01)
             dense = DenseDepth(one.depth, sigma, np.isfinite(one.depth))
             pose = one.pose
