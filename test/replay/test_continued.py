@@ -30,7 +30,7 @@ from da3_ros.recordings.synthetic_bag import write_synthetic_bag
 from da3_ros.replay import checkpoint, work_folder
 from da3_ros.replay.results import ReplayError, ReplayOptions
 from da3_ros.replay.run import replay
-from da3_ros.synthetic import SyntheticCamera
+from da3_ros.synthetic import SyntheticCamera, make_ring
 from da3_ros.synthetic.rig import rig_mount
 from da3_ros.synthetic.truth import Noise
 from da3_ros.types import Calibration
@@ -178,6 +178,7 @@ class RingCamera(list):
         K = self[0].K.copy()
         K[:2, 2] -= 0.5
         self.start_ns, self.calibration = self[0].stamp_ns, Calibration(*RING_SIZE, K)
+        self.room = make_ring(0)  # that of the walk
 
 
 @pytest.mark.long
