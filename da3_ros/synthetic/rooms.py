@@ -395,8 +395,11 @@ def _local(room: Room, block: int, points: Array) -> Array:
 
 def _box_signed_distance(local: Array, half: Array) -> Array:
     """Signed distance [N] to a box, negative inside."""
-    outside = np.abs(local) - half
-    return np.linalg.norm(np.maximum(outside, 0.0), axis=-1) + np.minimum(outside.max(-1), 0.0)
+    # By columns: a third of the time of numpy's reductions over three values.
+    x, y, z = (np.abs(local) - half).T
+    nearest_face = np.maximum(np.maximum(x, y), z)
+    x, y, z = (np.maximum(outside, 0.0) for outside in (x, y, z))
+    return np.sqrt(x * x + y * y + z * z) + np.minimum(nearest_face, 0.0)
 
 
 def _wall_distance(local: Array, half: Array, face: int, window: Array) -> Array:
@@ -453,8 +456,11 @@ def view_distance(room: Room, origins: Array, directions: Array) -> Array:
         start = _local(room, block, origin)
         step = _local(room, block, ahead) - start
         step = np.where(np.abs(step) < 1e-12, 1e-12, step)
-        ends = (np.array([-1.0, 1.0])[:, None, None] * room.half[block].numpy() - start) / step
-        enter, leave = ends.min(0).max(-1), ends.max(0).min(-1)
+        half = room.half[block].numpy()
+        ends = (-half - start) / step, (half - start) / step
+        (x, y, z), (far_x, far_y, far_z) = np.minimum(*ends).T, np.maximum(*ends).T
+        enter = np.maximum(np.maximum(x, y), z)
+        leave = np.minimum(np.minimum(far_x, far_y), far_z)
         hit = leave if block == 0 else np.where((enter < leave) & (enter > 0), enter, np.inf)
         np.minimum(nearest, hit, out=nearest)
     return nearest.reshape(shape[:-1])
