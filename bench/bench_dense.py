@@ -84,6 +84,13 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
         "--offsets", nargs="*", type=float, default=[], help="others to compare, m (kitchen)"
     )
     parser.add_argument(
+        "--focals",
+        nargs="*",
+        type=float,
+        default=[],
+        help="others of the colour images to compare, pixels (kitchen)",
+    )
+    parser.add_argument(
         "--neighbours",
         nargs="+",
         type=int,

@@ -8,13 +8,16 @@ nearest one of a pixel counts (z-buffer), so that what only the depth camera see
 65535 are no depth. Depth edges are removed: pixels with another depth (more than 5 %), or none,
 within two pixels of the colour image. ``--offsets`` measures at other offsets, and how well the
 edges of the registered depth agree with those of the images: the offset that is right shows there.
+So does the ratio of both focal lengths, but not their size. ``--focals`` repeats all with other
+focal lengths of the colour images: depth from images is proportional to them. The way is fitted by
+the places of the camera alone: orientations are bent by a wrong focal length.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ import numpy as np
 from dense_scenes import (
     OffAndOn,
     depth_errors,
+    fit_centres,
     fit_way,
     means,
     off_and_on,
@@ -56,20 +60,23 @@ class DepthCamera:
 
 
 def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yields a row per offset of the cameras."""
+    """Yields a row per focal length and offset of the cameras."""
     values = {
         "model": "da3-tiny", "backend": options.backend, "process_res": options.process_res,
         "window.size": WINDOW,
     }  # fmt: skip
-    camera = depth_camera(options.folder)
-    frames = colour_frames(options.folder, options.frames)
-    with (
-        recorded(frames, values, options.keep, options.folder.name) as folder,
-        off_and_on(folder) as both,
-    ):
-        for offset in dict.fromkeys((options.offset, *options.offsets)):
-            row = errors(both, camera, np.array([offset, 0, 0]), options)
-            yield {"data": options.folder.name, "offset_m": float(offset)} | row
+    camera, data = depth_camera(options.folder), options.folder.name
+    for focal in (None, *options.focals):
+        name = data if focal is None else f"{data}-{focal:g}px"
+        frames = colour_frames(options.folder, options.frames, focal)
+        with (
+            recorded(frames, values, options.keep, name) as folder,
+            off_and_on(folder) as both,
+        ):
+            for offset in dict.fromkeys((options.offset, *options.offsets)):
+                row = errors(both, camera, np.array([offset, 0, 0]), options)
+                used = camera.K[0, 0] if focal is None else focal
+                yield {"data": data, "focal_px": float(used), "offset_m": float(offset)} | row
 
 
 def errors(
@@ -79,7 +86,8 @@ def errors(
     the depth camera's axes, metres."""
     T = np.eye(4)
     T[:3, 3] = offset
-    T_room_ros, way_m = fit_way(both.stored, {s: P @ T for s, P in camera.T_room_depth.items()})
+    true = {s: P @ T for s, P in camera.T_room_depth.items()}
+    T_room_ros, way_m = fit_way(both.stored, true, fit_centres)
     ones = [one for one in both.keyframes if one.stamp_ns in camera.depth]
     truth, edges = {}, []
     for one in ones:
@@ -99,6 +107,7 @@ def errors(
 
 def summary(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the offsets at which edges, and measured depth, agree best."""
+    found = [row for row in found if row["focal_px"] == found[0]["focal_px"]]
     if len(found) < 2:
         return {}
     by_edges = max(found, key=lambda r: r["edge_agreement"])
@@ -107,13 +116,29 @@ def summary(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "best_offset_by_depth_m": by_depth["offset_m"]}  # fmt: skip
 
 
-def colour_frames(folder: Path, count: int | None) -> Iterator[Frame]:
-    """Yields the colour images of a recording, the first ``count``."""
+def colour_frames(
+    folder: Path, count: int | None, focal: float | None = None
+) -> Iterator[Frame]:  # fmt: skip
+    """Yields the colour images of a recording, the first ``count``. focal: pixels, in the place of
+    that of their calibration."""
     with open_recording(folder, camera=COLOUR) as bag:
         for index, frame in enumerate(bag):
             if index == count:
                 return
-            yield frame
+            yield frame if focal is None else with_focal(frame, focal)
+
+
+def with_focal(frame: Frame, focal: float) -> Frame:
+    """Returns a frame with a calibration of another focal length, pixels."""
+    known = frame.calibration
+    assert known is not None
+    larger = np.array([[focal / known.K[0, 0]], [focal / known.K[0, 0]], [1.0]])
+
+    def scaled(M: Array) -> Array:
+        return np.hstack((M[:, :2] * larger, M[:, 2:]))
+
+    P = None if known.P is None else scaled(known.P)
+    return replace(frame, calibration=replace(known, K=scaled(known.K), P=P))
 
 
 def depth_camera(folder: Path) -> DepthCamera:

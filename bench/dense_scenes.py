@@ -10,7 +10,7 @@ import json
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,11 +116,15 @@ def record(frames: Iterable[Frame], values: Mapping[str, Any], folder: Path) -> 
     (folder / TIMES).write_text(json.dumps({"seconds_per_keyframe": found.seconds_per_keyframe}))
 
 
-def fit_way(stored: StoredScene, true: Mapping[int, Array]) -> tuple[Similarity, float]:
+def fit_way(
+    stored: StoredScene, true: Mapping[int, Array],
+    fit: Callable[[Array, Array], Similarity] = fit_poses,
+) -> tuple[Similarity, float]:  # fmt: skip
     """Returns the pose of the map in the room by the keyframes' places, and their RMS error there.
 
-    true: ``T_room_camera`` [4, 4] by stamp. The unit of depth is that of the way: an error of the
-    depth's own unit counts as error. Other frames are left out: their window may be refused.
+    true: ``T_room_camera`` [4, 4] by stamp. fit: of poses [N, 4, 4] to true ones. The unit of
+    depth is that of the way: an error of the depth's own unit counts as error. Other frames are
+    left out: their window may be refused.
     """
     submaps = submap_poses_of(stored)
     placed = stored.placed_frames
@@ -129,9 +133,18 @@ def fit_way(stored: StoredScene, true: Mapping[int, Array]) -> tuple[Similarity,
         stored.map.T_ros_map @ submaps[f.submap].pose(f.T_submap_camera) for f in frames
     ])  # fmt: skip
     exact = np.array([true[f.stamp_ns] for f in frames])
-    T_room_ros = fit_poses(poses, exact)
+    T_room_ros = fit(poses, exact)
     off = T_room_ros.points(poses[:, :3, 3]) - exact[:, :3, 3]
     return T_room_ros, float(np.sqrt((off**2).sum(axis=1).mean()))
+
+
+def fit_centres(poses: Array, true: Array) -> Similarity:
+    """Returns the similarity of camera centres alone, for cameras whose orientations have errors
+    of their own; as ``fit_poses`` if they are on a line."""
+    try:
+        return Similarity.of_points(true[:, :3, 3], poses[:, :3, 3])
+    except ValueError:
+        return fit_poses(poses, true)
 
 
 def depth_errors(one: Shown, truth: FloatImage, unit: float) -> dict[str, float]:

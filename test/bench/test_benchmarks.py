@@ -341,9 +341,13 @@ def test_faults_do_not_spoil_depth(tmp_path):
 
 
 def test_recorded_depth_is_registered_where_edges_agree(recordings, tmp_path):
-    report = dense("kitchen", "--folder", recordings / "redkitchen_24", tmp_path=tmp_path)
+    report = dense(
+        "kitchen", "--folder", recordings / "redkitchen_24", "--focals", "560", tmp_path=tmp_path
+    )
     assert report["table"]["best_offset_by_edges_m"] == 0.025  # of the two that are tried
-    right, wrong = report["rows"]
+    right, wrong, *others = report["rows"]
+    assert [row["focal_px"] for row in report["rows"]] == [525, 525, 560, 560]
+    assert others[0]["edge_agreement"] > others[1]["edge_agreement"]  # pixels stay what they are
     assert right["edge_agreement"] > 1.5 > 1.1 > wrong["edge_agreement"]
     assert 0 < right["absrel_off"] < 1
 
