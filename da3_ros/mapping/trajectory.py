@@ -18,6 +18,7 @@ from da3_ros.types import Array
 
 MAX_POSES = 100_000
 NEWEST = 1024  # poses that may still be corrected, or held
+BLOCK = 512  # rows in which a frame is looked for first
 STILL_PX = 0.5  # a camera whose image moves by less than this stands
 MAX_GAP_NS = 2 * 10**9  # longest time between two frames of a camera in which its way is known
 # K is fx fy cx cy by the corner rule; T is [R t]; size is (width, height) that K belongs to.
@@ -258,7 +259,7 @@ class Trajectory:
     def move(self, frames: Sequence[PoseInSubmap]) -> None:
         """Replaces the poses of frames; one that is not stored stays so."""
         rows = self._rows[: self._size]
-        at = self._index({f.stamp_ns for f in frames})
+        at = self._index({(f.stamp_ns, f.camera) for f in frames})
         for f in frames:
             k = at.get((f.stamp_ns, f.camera))
             if k is not None and rows["submap"][k] == f.submap:
@@ -276,15 +277,29 @@ class Trajectory:
             out.append(PoseInSubmap(int(row["stamp_ns"]), name, int(row["submap"]), T))
         return out
 
-    def _index(self, stamps_ns: Collection[int]) -> dict[tuple[int, str], int]:
-        """Returns the indices of rows by stamp and camera, of the newest ones with a stamp."""
-        rows = self._rows[: self._size]
-        some = np.flatnonzero(np.isin(rows["stamp_ns"], np.array(list(stamps_ns), np.int64)))
-        return {(int(rows["stamp_ns"][k]), self._cameras[rows["camera"][k]]): int(k) for k in some}
+    def _index(self, frames: Collection[tuple[int, str]]) -> dict[tuple[int, str], int]:
+        """Returns the indices of the newest rows of frames (stamp, camera).
+
+        Looks from the end on: most frames that are asked for are new ones, in a path of any
+        length.
+        """
+        missing, found = set(frames), dict[tuple[int, str], int]()
+        end, length = self._size, BLOCK
+        while missing and end:
+            begin = max(0, end - length)
+            rows = self._rows[begin:end]
+            stamps = np.array([stamp for stamp, _ in missing], np.int64)
+            for k in np.flatnonzero(np.isin(rows["stamp_ns"], stamps))[::-1].tolist():
+                key = int(rows["stamp_ns"][k]), self._cameras[rows["camera"][k]]
+                if key in missing:
+                    missing.remove(key)
+                    found[key] = begin + k
+            end, length = begin, 2 * length
+        return found
 
     def rows_of(self, frames: Sequence[tuple[int, str]]) -> list[tuple[int, Array] | None]:
         """Returns submap and pose [4, 4] in it of frames (stamp, camera); None if not stored."""
-        rows, at = self._rows[: self._size], self._index({stamp for stamp, _ in frames})
+        rows, at = self._rows[: self._size], self._index(frames)
         out: list[tuple[int, Array] | None] = []
         for frame in frames:
             k = at.get(frame)

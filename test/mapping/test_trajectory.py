@@ -8,6 +8,7 @@ from support.cases import long_after
 from support.scenes import frame, pose, store
 
 from da3_ros.export.scene_file import load_scene, save_scene
+from da3_ros.mapping import trajectory
 from da3_ros.mapping.following import OwnPoses
 from da3_ros.mapping.trajectory import MAX_GAP_NS, Trajectory
 
@@ -82,6 +83,20 @@ def test_keyframes_turns_and_slow_ways_are_stored():
         last = held.poses().rows["T"][-1, 0, 3]
         assert abs(last - T[0, 3]) < 0.06
     assert 25 <= len(held.table.path) <= 35
+
+
+def test_frames_are_found_anywhere_and_the_newest_of_two(monkeypatch):
+    monkeypatch.setattr(trajectory, "BLOCK", 4)
+    path = Trajectory()
+    for k in range(40):
+        for camera in ("left", "right"):
+            T = pose(k + 0.5 * (camera == "right"))
+            f = replace(frame(0, T, camera=camera, keyframe=True), stamp_ns=k % 35 * STEP_NS)
+            path.add_pose(f, T, k // 10)
+    frames = [(3 * STEP_NS, "right"), (30 * STEP_NS, "left"), (7 * STEP_NS, "left"), (9, "left")]
+    found = path.rows_of([*frames, (3 * STEP_NS, "rear")])
+    assert found[3:] == [None, None]
+    assert [(submap, T[0, 3]) for submap, T in found[:3]] == [(3, 38.5), (3, 30.0), (0, 7.0)]
 
 
 def test_a_gap_and_a_time_jump_are_no_standing():
