@@ -206,11 +206,11 @@ def test_a_keyframe_votes_from_where_the_map_has_it_now():
     """It was placed 50 m off, until keyframes were adjusted together."""
     for known in (False, True):
         store = store_of()
-        store.add(keyframe(0, wall(1.0)))
-        store.add(keyframe(1, wall(), x=50.0))
+        store.add_frame(keyframe(0, wall(1.0)))
+        store.add_frame(keyframe(1, wall(), x=50.0))
         if known:
             store.table.move_frames([PoseInSubmap(1, "", 0, np.eye(4))])
-        store.add(keyframe(2, wall()))
+        store.add_frame(keyframe(2, wall()))
         assert (box_points(store) == 0) == known
 
 
