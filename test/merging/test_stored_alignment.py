@@ -42,8 +42,8 @@ CONFIG = config_from_parameters({
 def walks():
     """Images and truth of two walks, the second one beside the first."""
     room = make_ring(0)
-    first = ring_walk(room, 80, 0.6)[:18]
-    second = first[3:15].copy()
+    first = ring_walk(room, 80, 0.6)[:14]
+    second = first[3:12].copy()
     second[:, :3, 3] += [0.1, 0.15, 0.05]
     out = []
     for number, poses in enumerate((first, second)):
