@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import session_row
-from matrix import Matrix, MatrixError, matrix_of, summary
+from matrix import SAME_MACHINE, Matrix, MatrixError, matrix_of, summary
 from session_row import RowSetting, percentile, spread
 from support import programs
 
@@ -105,7 +105,10 @@ def test_rows_that_are_there_are_not_measured_again(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("change", "named"),
-    [(("setting", "views"), "setting (views differ"), (("machine", "cpu"), "machine (cpu differ")],
+    [
+        (("setting", "views"), "setting (views differ"),
+        *((("machine", name), f"machine ({name} differ") for name in SAME_MACHINE),
+    ],
 )
 def test_rows_of_something_else_are_refused(tmp_path, monkeypatch, change, named):
     written(tmp_path, monkeypatch)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import report
+import report_performance
 from report_plots import Axis, Panel, Series, picture
 from report_tables import Column, Note, ReportError, Result, listing, number, read, table, title_of
 
@@ -53,6 +54,18 @@ def test_notes_are_of_files_that_are_there_and_lack_what_they_add():
     for name, note in report.NOTES.items():
         result = read(RESULTS / name)
         assert not (note.command and result.data.get("command")), name
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        ({}, True), ({"image": [504, 504]}, True), ({"model": "da3-base"}, False),
+        ({"views": 8}, False), ({"image": "504x378"}, False), ({"unseen": False}, False),
+    ],
+)  # fmt: skip
+def test_only_the_published_setting_stands_beside_published_figures(other, same):
+    setting = {"model": "da3-large", "views": 5, "image": "504x504", "unseen": True} | other
+    assert report_performance.documents(Result("a.json", {"setting": setting}, [])) is same
 
 
 # A small clone with its own results
