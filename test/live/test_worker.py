@@ -149,7 +149,8 @@ def soon(monkeypatch):
 
 
 def ticking(step, answers):
-    """A worker whose ticks answer so, and its ticks; an exception is raised. errors: of both."""
+    """A worker, its ticks, which answer so, its errors, and whether all answers were given. An
+    exception is raised. step: is told that too."""
     ticks, errors, said, waiting = [], [], threading.Event(), deque(answers)
 
     def tick():
@@ -161,14 +162,15 @@ def ticking(step, answers):
             raise answer
         return answer
 
-    return Worker(step, errors.append, tick=tick), ticks, errors, said
+    worker = Worker(lambda: step(said.is_set()), errors.append, tick=tick)
+    return worker, ticks, errors, said
 
 
 @pytest.mark.usefixtures("soon")
 def test_ticks_follow_work_until_nothing_waits():
     work = deque([False, True])
     worker, ticks, errors, said = ticking(
-        lambda: bool(work and work.popleft()), [True, True, False]
+        lambda _: bool(work and work.popleft()), [True, True, False]
     )
     worker.notify()  # finds nothing
     assert worker.submit(lambda: len(ticks)).result(PATIENCE_S) == 0
@@ -183,11 +185,10 @@ def test_ticks_follow_work_until_nothing_waits():
 
 @pytest.mark.usefixtures("soon")
 def test_ticks_come_between_steps_that_go_on():
-    ended = threading.Event()
-    worker, ticks, _, said = ticking(lambda: not ended.is_set(), [True] * 5 + [False])
+    worker, ticks, errors, said = ticking(lambda ends: not ends, [True] * 5 + [False])
     worker.notify()
     assert said.wait(PATIENCE_S)
-    ended.set()
+    assert not errors
     assert worker.stop(PATIENCE_S)
     assert len(ticks) == 6
 
@@ -196,7 +197,7 @@ def test_ticks_come_between_steps_that_go_on():
 def test_an_error_in_a_tick_is_reported_once():
     work = deque([True, False, True, False])
     worker, ticks, errors, said = ticking(
-        lambda: bool(work and work.popleft()), [ValueError("bad tick"), False]
+        lambda _: bool(work and work.popleft()), [ValueError("bad tick"), False]
     )
     worker.notify()
     while not errors:
