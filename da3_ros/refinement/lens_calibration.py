@@ -43,6 +43,9 @@ HELD_OUT = 5  # one track of so many only judges
 STATED = (0.05, 0.02, 0.02, 0.1, 0.1)
 LOOSER = 10.0  # than in an adjustment: poses were found with the calibration that is in doubt
 USUAL_PX = 0.2  # noise of a feature; what exceeds it does not average out
+# Noise of features with more of which no lens is measured: something else than the lens is wrong,
+# as a rolling shutter, and would be taken for it.
+MOST_PX = 0.35
 # Factor on standard deviations: errors of tracks are not those of independent features. Right
 # calibrations of rendered rooms have squared errors of up to 8 times their variances without it.
 DEPENDENT = 2.5
@@ -108,6 +111,7 @@ class _Solved:
     stated: Array  # [V, 3, 3] K
     lens: Lens
     covariance: Array  # [5, 5] of the lens; [0, 0] if it is as stated
+    noise_px: float  # standard deviation of a position
 
     def sigma(self, error: int) -> float:
         """Returns the standard deviation of an error of the lens."""
@@ -116,6 +120,8 @@ class _Solved:
     def counts(self, view: MapView) -> bool:
         """Whether the lens differs from the stated one, is determined, and is one at all."""
         errors, shape = self.lens.errors, view.features.shape
+        if self.noise_px > MOST_PX:
+            return False
         if not (np.isfinite(self.covariance).all() and (np.abs(errors) < FARTHEST).all()):
             return False
         if not (self.lens.is_lens(view.K, shape) and self.sigma(FOCAL) < FOCAL_SIGMA):
@@ -173,7 +179,7 @@ def _solved(
         pixel = min(max(pixel, MIN_PX), MAX_PX)
     excess = (DEPENDENT * max(1.0, pixel / USUAL_PX)) ** 2
     covariance = excess * done.lens_covariance()[0] if sigma else np.zeros((0, 0))
-    return _Solved(T, stated, lens, covariance)
+    return _Solved(T, stated, lens, covariance, pixel)
 
 
 def _halves_agree(

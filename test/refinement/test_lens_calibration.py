@@ -95,6 +95,18 @@ def test_a_lens_that_changes_on_the_way_is_left_alone():
     assert lens_of(short[: COUNT // 2] + right[COUNT // 2 :]) is None
 
 
+def test_tracks_that_fit_no_lens_well_leave_the_calibration_alone():
+    """What else is wrong, as a rolling shutter, would be taken for the lens."""
+    rng = np.random.default_rng(0)
+    noisy = []
+    for view in keyframes(Lens(focal=np.log(1.1))):
+        pixel = view.features.pixel + rng.normal(0, 0.35, view.features.pixel.shape)
+        noisy.append(
+            dataclasses.replace(view, features=dataclasses.replace(view.features, pixel=pixel))
+        )
+    assert lens_of(noisy) is None
+
+
 def test_few_keyframes_and_few_tracks_say_nothing():
     views = keyframes(Lens(focal=np.log(1.1)))
     assert lens_of(views[: FEWEST_VIEWS - 1]) is None
