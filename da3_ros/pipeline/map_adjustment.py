@@ -116,6 +116,7 @@ class MapAdjustment(MapListener):
         self._check: dict[str, int] = {}  # by camera, keyframes of the next check
         self._corrected: Counter[str] = Counter()  # by camera
         self._found: dict[str, LensEstimate] = {}  # by camera; not taken over yet
+        self._since: dict[str, int] = {}  # by camera, first view by its present calibration
         table.listeners.append(self)
         self.begin(0)
 
@@ -188,10 +189,25 @@ class MapAdjustment(MapListener):
         found, self._found = self._found, {}
         return found
 
+    def recalibrate(self, camera: str, first: int) -> None:
+        """Notes that a camera has another calibration from view ``first`` on: what earlier
+        keyframes show of the lens is of the one before."""
+        self._since[camera] = first
+        self._found.pop(camera, None)
+        self._check.pop(camera, None)
+        del self._corrected[camera]
+
+    def _is_by_present(self, k: _MapKeyframe) -> bool:
+        """Whether a keyframe was rectified by the present calibration of its camera."""
+        return k.id >= self._since.get(k.camera, 0)
+
     def correct(self, camera: str, lens: Lens) -> None:
         """Takes over the lens of a camera, by which later views will be rectified."""
-        self._keyframes = [k.seen_by(lens) if k.camera == camera else k for k in self._keyframes]
-        if camera in self._newest:
+        self._keyframes = [
+            k.seen_by(lens) if k.camera == camera and self._is_by_present(k) else k
+            for k in self._keyframes
+        ]
+        if camera in self._newest and self._is_by_present(self._newest[camera]):
             id = self._newest[camera].id
             own = (k for k in self._keyframes if k.id == id)
             self._newest[camera] = next(own, None) or self._newest[camera].seen_by(lens)
@@ -211,8 +227,8 @@ class MapAdjustment(MapListener):
         whether calibrations are checked.
         """
         found = self._collect(chain, wait=ends)
-        if found is not None or self._running is not None:
-            return found
+        if found is not None or self._running is not None or self._found:
+            return found  # a lens is taken over first: a job would be of keyframes without it
         if self._new >= EVERY or self._all or (ends and self._fresh):
             checked = self._to_check() if check_lenses else []
             job = self._job(loops, MOST if self._all or ends else NEWEST, checked)
@@ -245,9 +261,12 @@ class MapAdjustment(MapListener):
                   if row is not None and row[0] in movable]  # fmt: skip
         older = len(placed) > most or self._dropped >= min(movable)
         by_camera = {
-            camera: [self._view(k, *at) for k, at in placed if k.camera == camera]
+            camera: [
+                self._view(k, *at) for k, at in placed
+                if k.camera == camera and self._is_by_present(k)
+            ]
             for camera in checked
-        }
+        }  # fmt: skip
         placed = placed[-most:]
         if len(placed) < FEWEST:
             return None
@@ -278,7 +297,9 @@ class MapAdjustment(MapListener):
     def _to_check(self) -> list[str]:
         """Returns the cameras whose calibration is checked now: from time to time, while there
         are more and more keyframes."""
-        counts = Counter(k.camera for k in self._keyframes if not k.own_K)
+        counts = Counter(
+            k.camera for k in self._keyframes if not k.own_K and self._is_by_present(k)
+        )
         due = [
             camera for camera, count in sorted(counts.items())
             if count >= self._check.get(camera, FEWEST_VIEWS) <= MOST_CHECKED
@@ -324,7 +345,10 @@ class MapAdjustment(MapListener):
         if self._running is None or not (wait or self._running[1].done()):
             return None
         (job, future), self._running = self._running, None
-        self._found |= future.result().lenses
+        self._found |= {
+            camera: lens for camera, lens in future.result().lenses.items()
+            if job.checked[camera][0].id >= self._since.get(camera, 0)
+        }  # fmt: skip
         done = future.result().map
         if done is None:
             self._counters["map_adjustments_refused"] += 1

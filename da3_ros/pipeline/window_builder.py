@@ -77,6 +77,7 @@ class WindowBuilder:
         # By camera, and how many there were; never changed in place: other threads read it.
         self._lenses: tuple[dict[str, CorrectedCalibration], int] = {}, 0
         self._stated: dict[str, tuple[Calibration, bool]] = {}  # by camera, as of its last frame
+        self._recalibrated: dict[str, int] = {}  # by camera, first view with another one
         self._next_view = 0
         self._next_frameset = 0
         self._image_size: tuple[int, int] | None = None  # (width, height) of camera images
@@ -250,7 +251,7 @@ class WindowBuilder:
 
     def _view(self, frame: Frame) -> PreparedView | None:
         if frame.calibration is not None:
-            self._stated[frame.camera] = frame.calibration, frame.rectified
+            self._note_stated(frame.camera, frame.calibration, frame.rectified)
         frame = _with_lens(frame, self._lenses[0])
         try:
             ready = frame.ready
@@ -272,6 +273,20 @@ class WindowBuilder:
             rectified=frame.rectified,
         )  # fmt: skip
         return self._checked(prepared) if self.config.hold_when_blind else prepared
+
+    def _note_stated(self, camera: str, calibration: Calibration, rectified: bool) -> None:
+        before = self._stated.get(camera)
+        self._stated[camera] = calibration, rectified
+        if before is None or (before[0] is calibration and before[1] == rectified):
+            return
+        if _calibration_of(*before) != _calibration_of(calibration, rectified):
+            self._recalibrated[camera] = self._next_view
+
+    def take_recalibrated(self) -> dict[str, int]:
+        """Returns the cameras that state another calibration than before, each with the id of its
+        first view by that; once."""
+        found, self._recalibrated = self._recalibrated, {}
+        return found
 
     def _checked(self, prepared: PreparedView) -> PreparedView:
         """Returns the view with what its image shows; without pixels that something covers."""

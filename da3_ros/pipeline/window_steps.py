@@ -588,6 +588,8 @@ class WindowSteps(MapListener):
     def adapt(self, views: Sequence[PreparedView]) -> Iterator[TrackedFrame]:
         """Brings earlier views to the calibration and the image size of new ones; yields the
         frames that wait, where those cannot be brought to it."""
+        for camera, first in self.builder.take_recalibrated().items():
+            self.scene_map.adjustment.recalibrate(camera, first)
         if late := self.builder.calibrated_late(views):
             yield from self.flush()
             self.rectify_again(late)

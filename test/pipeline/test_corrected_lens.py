@@ -9,6 +9,7 @@ from support.cases import long_after
 from support.pipelines import to_frame
 
 from da3_ros.config import config_from_parameters
+from da3_ros.pipeline import map_adjustment
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.sensors.distortion import distort
 from da3_ros.synthetic import SyntheticCamera
@@ -126,8 +127,61 @@ def test_another_camera_info_is_taken_as_it_is(walk, corrected):
     pipeline, results = corrected
     assert results[-1].K[0, 0] != results[0].K[0, 0]
     late = dataclasses.replace(true[-1], stamp_ns=true[-1].stamp_ns + 10**9)
-    pipeline.session.add(late)
+    pipeline.session.add_frame(late)
     given = to_frame(camera, late, calibration=camera.calibration)
     (result,) = [*pipeline.push(given), *pipeline.flush()]
+    width = result.depth_m.shape[1]
+    assert result.K[0, 0] / width == pytest.approx(camera.calibration.K[0, 0] / SIZE[0])
+
+
+def in_thread(true, monkeypatch, **values):
+    """A pipeline whose map is adjusted in a thread, and never moves by that."""
+    monkeypatch.setattr(map_adjustment, "adjusted_map", lambda *_, **__: None)
+    pipeline = opened(true, **values)
+    pipeline.scene_map.adjustment.waits = False
+    return pipeline
+
+
+def push_and_wait(pipeline, frame):
+    """Returns results; the job in the thread has ended then."""
+    results = list(pipeline.push(frame))
+    if pipeline.scene_map.adjustment._running is not None:
+        pipeline.scene_map.adjustment._running[1].result(60.0)
+    return results
+
+
+@pytest.mark.slow
+def test_a_lens_is_corrected_once_where_its_job_is_late(walk, monkeypatch):
+    """No job begins of keyframes that are without a correction that is known already."""
+    camera, true = walk
+    monkeypatch.setattr(map_adjustment, "MORE", 1.0)
+    pipeline = in_thread(true, monkeypatch)
+    wrong = stated(camera.calibration, **LONG)
+    for f in true:
+        push_and_wait(pipeline, to_frame(camera, f, calibration=wrong))
+        if pipeline.counters["map_adjustments_refused"]:
+            pipeline.scene_map.adjustment._all = True  # as after a loop
+    first, *later = pipeline.refinement.lenses[""]
+    assert abs(first.lens.focal) > 0.04
+    assert all(abs(one.lens.focal) < 0.5 * abs(first.lens.focal) for one in later)
+    assert wrong_px(pipeline.builder.calibration(""), camera) < 0.4 * wrong_px(wrong, camera)
+
+
+@pytest.mark.slow
+def test_a_lens_of_another_camera_info_is_not_taken_over(walk, monkeypatch):
+    """The user has calibrated the camera again while its keyframes were checked."""
+    camera, true = walk
+    pipeline = in_thread(true, monkeypatch)
+    wrong, frames, found = stated(camera.calibration, **LONG), iter(true), []
+    work = map_adjustment.measured_lens
+    monkeypatch.setattr(
+        map_adjustment, "measured_lens",
+        lambda *args: found.append(work(*args)) or found[-1],
+    )  # fmt: skip
+    while not any(found):
+        push_and_wait(pipeline, to_frame(camera, next(frames), calibration=wrong))
+    for f in frames:
+        (result,) = push_and_wait(pipeline, to_frame(camera, f))
+    assert pipeline.counters["lenses_corrected"] == 0
     width = result.depth_m.shape[1]
     assert result.K[0, 0] / width == pytest.approx(camera.calibration.K[0, 0] / SIZE[0])
