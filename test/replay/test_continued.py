@@ -159,6 +159,25 @@ def test_a_continued_replay_writes_the_same_bytes(seldom, camera, bag, tmp_path,
     assert bool(load_scene(output / "scene").floor.views) == (case in ("floor", "imu"))
 
 
+@pytest.mark.long
+@pytest.mark.usefixtures("solved_each_time")
+@pytest.mark.slow
+def test_a_replay_that_corrects_a_camera_info_is_continued(often, tmp_path):
+    """Interrupted before that and after it."""
+    camera = SyntheticCamera(42, (320, 240), walk="loop", frames=30, rate_hz=4.0)
+    camera.calibration = dataclasses.replace(
+        camera.calibration, K=camera.calibration.K * [[1.08, 1, 1], [1, 1.08, 1], [1, 1, 1]]
+    )
+    write_synthetic_bag(tmp_path / "bag", camera)
+    values = ("process_res:=168", "window.size:=6", "dense.enabled:=false")
+    run(tmp_path / "bag", tmp_path / "whole", camera, *values)
+    for at in (10, 9, -1):
+        run(tmp_path / "bag", tmp_path / "parts", camera, *values, at=at, go_on=True)
+    report = json.loads((tmp_path / "whole" / "report.json").read_text())
+    assert report["refinement"]["focal_source"] == {"": "corrected"}
+    assert_same(tmp_path / "whole", tmp_path / "parts")
+
+
 class AlongRing(Interrupted):
     """With descriptors of places: the camera comes back to the first one."""
 
