@@ -132,6 +132,7 @@ def test_another_camera_info_is_taken_as_it_is(walk, corrected):
     (result,) = [*pipeline.push(given), *pipeline.flush()]
     width = result.depth_m.shape[1]
     assert result.K[0, 0] / width == pytest.approx(camera.calibration.K[0, 0] / SIZE[0])
+    assert pipeline.refinement.focal_sources == {"": "camera_info"}
 
 
 def in_thread(true, monkeypatch, **values):
