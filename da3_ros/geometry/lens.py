@@ -13,7 +13,8 @@ from da3_ros.types import Array
 FOCAL, CENTRE_X, CENTRE_Y, K1, K2 = range(5)
 
 _STEPS, _SMALL = 20, 1e-12  # of the search for an undistorted radius
-_REACH = 1.1  # radius over that of the image's corner, up to which a lens must be invertible
+_REACH = 1.1  # seen radius over that of the image's corner, up to which a lens must be invertible
+_FARTHEST = 3.0  # undistorted radius over that
 
 
 def with_lens(K: Array, errors: Array) -> Array:
@@ -74,13 +75,15 @@ class Lens:
         return np.asarray(centre + f * bent * (radius / np.maximum(wanted, _SMALL))[:, None])
 
     def is_lens(self, K: Array, shape: tuple[int, int]) -> bool:
-        """Whether radii grow outwards in all of an image of (height, width) pixels of a stated
-        K."""
+        """Whether radii grow outwards until beyond the corners of an image of (height, width)
+        pixels of a stated K."""
         corners = np.array([[x, y] for x in (0, shape[1]) for y in (0, shape[0])], float)
         own = self.K(K)
         farthest = np.linalg.norm((corners - own[:2, 2]) / np.diag(own)[:2], axis=1).max()
-        square = np.linspace(0.0, _REACH * farthest, 50) ** 2
-        return bool((1 + square * (3 * self.k1 + square * 5 * self.k2) > 0).all())
+        radius = np.linspace(0.0, _FARTHEST * farthest, 200)
+        seen = radius * (1 + radius**2 * (self.k1 + radius**2 * self.k2))
+        folds = np.flatnonzero(np.diff(seen) <= 0)
+        return bool(seen[folds[0] if len(folds) else -1] > _REACH * farthest)
 
     def shift_px(self, K: Array, shape: tuple[int, int]) -> Array:
         """Returns by how much [N, 2] pixels all over an image of (height, width) are elsewhere

@@ -156,7 +156,8 @@ class WindowRefinement:
         if self.counters["rig_contradicted"] == CONTRADICTIONS:
             log.warning(
                 "feature tracks place the cameras of the rig otherwise than declared: they show "
-                "no metres; check rig.poses or the transforms (optical frames, z forward)"
+                "no metres; check rig.poses or the transforms (optical frames, z forward), and "
+                "the camera_info of each camera"
             )
 
     def calibrated(

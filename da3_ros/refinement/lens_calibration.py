@@ -126,10 +126,11 @@ class _Solved:
             return False
         if not (self.lens.is_lens(view.K, shape) and self.sigma(FOCAL) < FOCAL_SIGMA):
             return False
-        return (
-            self.against(KNOWN) > CERTAIN
-            and _rms(self.lens.shift_px(view.K, shape)) > LEAST_SHIFT * shape[1]
-        )
+        # A rolling shutter of a camera that always turns the same way looks like the latter.
+        only_row = replace(KNOWN, centre_y=self.lens.centre_y)
+        if not min(self.against(KNOWN), self.against(only_row)) > CERTAIN:
+            return False
+        return _rms(self.lens.shift_px(view.K, shape)) > LEAST_SHIFT * shape[1]
 
     def against(self, lens: Lens) -> float:
         """Returns the squared errors of another lens over the variances of this one."""

@@ -50,10 +50,19 @@ def test_the_errors_are_those_of_K_and_of_plumb_bob():
 
 
 def test_an_image_that_folds_back_is_of_no_lens():
-    assert Lens(k1=-0.3).is_lens(K, SHAPE)
+    assert Lens(k1=-0.15).is_lens(K, SHAPE)
+    assert not Lens(k1=-0.3).is_lens(K, SHAPE)  # its corners show nothing
     assert not Lens(k1=-0.6).is_lens(K, SHAPE)
     assert not Lens(k2=-2.0).is_lens(K, SHAPE)
     assert not Lens(focal=-1.0, k1=-0.3).is_lens(K, SHAPE)  # sees farther out
+
+
+@pytest.mark.parametrize("k1", [-0.18, -0.1, 0.3])
+def test_all_of_the_image_of_a_lens_shows_something(k1):
+    lens = Lens(k1=k1)
+    assert lens.is_lens(K, SHAPE)
+    corners = np.array([[x, y] for x in (0.0, 320) for y in (0.0, 240)])
+    assert np.isfinite(lens.undistorted(K, corners)).all()
 
 
 def test_where_a_lens_shows_nothing_there_is_no_pixel():

@@ -107,6 +107,12 @@ def test_tracks_that_fit_no_lens_well_leave_the_calibration_alone():
     assert lens_of(noisy) is None
 
 
+def test_a_principal_point_that_is_only_lower_is_left_alone():
+    """It may be a rolling shutter."""
+    assert lens_of(keyframes(Lens(centre_y=0.03))) is None
+    assert lens_of(keyframes(Lens(centre_x=0.03))) is not None
+
+
 def test_few_keyframes_and_few_tracks_say_nothing():
     views = keyframes(Lens(focal=np.log(1.1)))
     assert lens_of(views[: FEWEST_VIEWS - 1]) is None
