@@ -68,7 +68,7 @@ class WindowRefinement:
         self._expected = False  # whether the next window is refined, as the newest one was
         self._calibrated: dict[str, bool] = {}  # by camera: whether it has a camera_info
         self.lenses: dict[str, list[LensEstimate]] = {}  # corrections of camera_infos, by camera
-        self._corrected: set[str] = set()  # cameras whose present camera_info is corrected
+        self.corrected: set[str] = set()  # cameras whose present camera_info is corrected
 
     def skip_when_late(self) -> None:
         """From now on, windows pass as they are while refinement takes more than
@@ -177,7 +177,7 @@ class WindowRefinement:
         """Takes over the lens of a camera whose camera_info does not fit its images; later views
         will be rectified by it."""
         self.lenses.setdefault(camera, []).append(found)
-        self._corrected.add(camera)
+        self.corrected.add(camera)
         self.refiner.calibration.correct(camera, found.lens)
         self.counters["lenses_corrected"] += 1
         log.warning(
@@ -200,11 +200,7 @@ class WindowRefinement:
     def _source(self, camera: str, known: bool) -> str:
         if not known:
             return self.refiner.calibration.source(camera)
-        return "corrected" if camera in self._corrected else "camera_info"
-
-    def recalibrate(self, camera: str) -> None:
-        """Notes that a camera has another camera_info, which is taken as it is."""
-        self._corrected.discard(camera)
+        return "corrected" if camera in self.corrected else "camera_info"
 
     @property
     def tracks(self) -> TrackSupport:

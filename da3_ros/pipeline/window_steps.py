@@ -590,7 +590,7 @@ class WindowSteps(MapListener):
         frames that wait, where those cannot be brought to it."""
         for camera, first in self.builder.take_recalibrated().items():
             self.scene_map.adjustment.recalibrate(camera, first)
-            self.refinement.recalibrate(camera)
+            self.refinement.corrected.discard(camera)
         if late := self.builder.calibrated_late(views):
             yield from self.flush()
             self.rectify_again(late)

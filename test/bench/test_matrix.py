@@ -145,7 +145,7 @@ def test_a_row_that_takes_too_long_says_so_and_is_tried_again(tmp_path):
 
 @pytest.mark.openvino
 def test_a_row_that_ran_on_another_backend_is_none(tmp_path):
-    little = dataclasses.replace(TINY, backend="openvino", gib=0.06, cache_dir=str(tmp_path))
+    little = dataclasses.replace(TINY, backend="openvino", gib=0.075, cache_dir=str(tmp_path))
     found = session_row.measure(little)
     assert "ran on torch" in found["refused"]
 

@@ -237,7 +237,7 @@ def test_sources_of_metres_are_told_where_earlier_frames_are_now():
         scale.update(window, estimate, IDENTITY)
         if stored:
             frame = local_frame(id, "", picture, depth, depth, np.eye(3), at(x))
-            table.path.add(frame, at(x - submap), submap)
+            table.path.add_pose(frame, at(x - submap), submap)
     up = Similarity(2.0, np.eye(3), np.array([0.0, 0.0, 3.0]))
     table.correct(Correction(Moves((Node(0, 0),), (up,)), IDENTITY, IDENTITY))
     right = {10: up.pose(at(0.5)), 11: up.pose(at(0.5)), 12: at(1.2)}

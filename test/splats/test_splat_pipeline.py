@@ -251,7 +251,7 @@ def test_gaussians_are_planned_in_chunks_of_frames(monkeypatch):
 def test_the_plan_command_counts_them(monkeypatch, capsys):
     registered(monkeypatch, "da3-giant")
     registered(monkeypatch, "da3nested-giant-large")
-    words = ["plan", "--device", "cpu", "--process-res", "112", "--mixed-precision", "off",
+    words = ["plan", "--device", "cpu", "--process-res", "224", "--mixed-precision", "off",
              "--backend", "torch", "--budget", "4", "--model", "da3-giant"]  # fmt: skip
     predicted = []
     for more in ((), ("--splats",)):
