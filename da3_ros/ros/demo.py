@@ -81,6 +81,7 @@ class MessageRecorder(Node):
         library = RclpyLibrary()
         self.got: dict[str, dict[int, Any]] = {name: {} for name in TOPICS}
         self.status: Any = None
+        self.rate_hz = 0.0  # highest one: it falls while the last keyframes are measured
         self.waiting: int | None = None  # keyframes whose depth is being measured; None: unknown
         self.received_s = time.monotonic()
         self._subscriptions_of_results = [
@@ -112,6 +113,7 @@ class MessageRecorder(Node):
 
     def _on_status(self, message: Any) -> None:
         self.status = message
+        self.rate_hz = max(self.rate_hz, message.output_hz)
 
     def _on_diagnostics(self, message: DiagnosticArray) -> None:
         values = {one.key: one.value for status in message.status for one in status.values}
@@ -215,7 +217,7 @@ def _watch(
         f"first depth after {first:.1f} s; {status.frames_processed} of {frames} frames processed"
         f" ({status.model} on {status.device}), dropped: {drops or 'none'}",
         f"latency from stamp to publication: median {status.latency_median_s:.2f} s, "
-        f"95 % within {status.latency_p95_s:.2f} s; {status.output_hz:.1f} frames/s",
+        f"95 % within {status.latency_p95_s:.2f} s; {recorder.rate_hz:.1f} frames/s",
     ]
     if missing := status.frames_processed - len(recorder.got["depth"]):
         lines.append(f"results of {missing} processed frames were not received")
