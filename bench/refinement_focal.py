@@ -11,13 +11,11 @@ import refinement_recordings
 from refinement_runs import (
     CORRELATED,
     Walk,
-    as_walk,
     demo_values,
     means,
     off_and_on,
     one_thread,
-    room_camera,
-    room_seeds,
+    room_walks,
 )
 from scipy.spatial.transform import Rotation
 
@@ -59,14 +57,11 @@ class WrongFocal(TruthSession):
 def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yields a row per walk and network, off and on; camera_info is hidden."""
     one_thread()
-    for name in options.walks:
-        for seed in room_seeds(options.rooms):
-            camera = room_camera(name, seed, options.size, options.frames)
-            walk = as_walk(f"{name} {seed}", camera, list(camera))
-            values = dict.fromkeys(
-                ("truth", "da3-tiny"), demo_values(options.process_res or 224, options.backend)
-            )
-            yield from of_walk(name, walk, values, CORRELATED, options)
+    for name, _, walk in room_walks(options):
+        values = dict.fromkeys(
+            ("truth", "da3-tiny"), demo_values(options.process_res or 224, options.backend)
+        )
+        yield from of_walk(name, walk, values, CORRELATED, options)
     if options.data is not None:
         for walk in refinement_recordings.recordings(options.data):
             values = {n: refinement_recordings.settings(n, options) for n in options.networks}

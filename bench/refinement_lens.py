@@ -11,11 +11,9 @@ import numpy as np
 from refinement_runs import (
     CORRELATED,
     Walk,
-    as_walk,
     means,
     one_thread,
-    room_camera,
-    room_seeds,
+    room_walks,
     tracked,
 )
 
@@ -62,17 +60,14 @@ ERRORS = ("ate_percent", "focal_percent")
 def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yields a row per walk, room, network and fault, without and with the correction."""
     one_thread()
-    for name in options.walks:
-        for seed in room_seeds(options.rooms):
-            camera = room_camera(name, seed, options.size, options.frames)
-            walk = as_walk(f"{name} {seed}", camera, list(camera))
-            for network in options.networks:
-                for fault, make in FAULTS.items():
-                    for corrected in (False, True):
-                        yield {
-                            "walk": name, "room": seed, "network": network, "fault": fault,
-                            "corrected": corrected,
-                        } | _run(walk, network, make, corrected, options)  # fmt: skip
+    for name, seed, walk in room_walks(options):
+        for network in options.networks:
+            for fault, make in FAULTS.items():
+                for corrected in (False, True):
+                    yield {
+                        "walk": name, "room": seed, "network": network, "fault": fault,
+                        "corrected": corrected,
+                    } | _run(walk, network, make, corrected, options)  # fmt: skip
 
 
 def _run(

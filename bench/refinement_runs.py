@@ -5,8 +5,9 @@ For the tables of ``bench_refinement.py``; knows no table.
 
 from __future__ import annotations
 
+import argparse
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +74,14 @@ def as_walk(name: str, camera: SyntheticCamera, frames: Sequence[SyntheticFrame]
     """Returns rendered frames as a walk."""
     given = [Frame(f.stamp_ns, f.image, calibration=camera.calibration) for f in frames]
     return Walk(name, given, frames)
+
+
+def room_walks(options: argparse.Namespace) -> Iterator[tuple[str, int, Walk]]:
+    """Yields the name of each walk, the seed of each held-out room, and that walk there."""
+    for name in options.walks:
+        for seed in room_seeds(options.rooms):
+            camera = room_camera(name, seed, options.size, options.frames)
+            yield name, seed, as_walk(f"{name} {seed}", camera, list(camera))
 
 
 def demo_values(process_res: int, backend: str) -> dict[str, Any]:

@@ -319,13 +319,8 @@ class MapAdjustment(MapListener):
         self._running = job, self._thread.submit(self._run, job)
 
     def _run(self, job: _AdjustmentJob) -> _JobResult:
+        lenses = self._checked_lenses(job)
         try:
-            lenses = {}
-            for camera, views in job.checked.items():
-                job.matches.extend(views)
-                found = measured_lens(views, job.matches)
-                if found is not None:
-                    lenses[camera] = found
             job.matches.extend(job.views)
             done = adjusted_map(
                 job.views, job.matches, job.loops, job.held, by_depth=job.by_depth,
@@ -333,12 +328,26 @@ class MapAdjustment(MapListener):
             )  # fmt: skip
             return _JobResult(done, lenses)
         except Exception as error:  # the map stays as it is
-            self._counters["map_adjustments_failed"] += 1
-            if self._counters["map_adjustments_failed"] <= REPORTED:
-                log.error(
-                    "the map is not adjusted: %s: %s", type(error).__name__, error, exc_info=error
-                )
-            return _JobResult(None, {})
+            self._report_failure("the map is not adjusted", error)
+            return _JobResult(None, lenses)
+
+    def _checked_lenses(self, job: _AdjustmentJob) -> dict[str, LensEstimate]:
+        lenses = {}
+        for camera, views in job.checked.items():
+            try:
+                job.matches.extend(views)
+                found = measured_lens(views, job.matches)
+            except Exception as error:  # the camera_info stays, and the map is adjusted
+                self._report_failure(f"the camera_info of {camera} is not checked", error)
+                continue
+            if found is not None:
+                lenses[camera] = found
+        return lenses
+
+    def _report_failure(self, what: str, error: Exception) -> None:
+        self._counters["map_adjustments_failed"] += 1
+        if self._counters["map_adjustments_failed"] <= REPORTED:
+            log.error("%s: %s: %s", what, type(error).__name__, error, exc_info=error)
 
     def _collect(self, chain: int, *, wait: bool = False) -> Adjustment | None:
         wait |= self.waits

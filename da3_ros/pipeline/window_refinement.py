@@ -188,6 +188,16 @@ class WindowRefinement:
             found.error_px,
         )  # fmt: skip
 
+    def refuse_lens(self, camera: str, found: LensEstimate) -> None:
+        """Counts a lens that no calibration of the camera's model expresses; says it once."""
+        self.counters["lenses_refused"] += 1
+        if self.counters["lenses_refused"] == 1:
+            log.warning(
+                "the camera_info of camera %s does not fit its images (%s), and its "
+                "distortion_model cannot express that: it stays; calibrate the camera again",
+                camera or "(the only one)", described(found),
+            )  # fmt: skip
+
     @property
     def focal_sources(self) -> dict[str, str]:
         """Where the focal length of each camera is from: camera_info, corrected (camera_info with

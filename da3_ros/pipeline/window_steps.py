@@ -148,14 +148,15 @@ class WindowSteps(MapListener):
 
     def take_lenses(self) -> bool:
         """Takes over what keyframes have shown of lenses whose camera_info is wrong; returns
-        whether there was any. No view may wait for a window: it is rectified already."""
-        taken = False
-        for camera, found in self.scene_map.adjustment.take_lenses().items():
+        whether they have shown any. No view may wait for a window: it is rectified already."""
+        lenses = self.scene_map.adjustment.take_lenses()
+        for camera, found in lenses.items():
             if self.builder.correct(camera, found.lens):
                 self.scene_map.adjustment.correct(camera, found.lens)
                 self.refinement.correct(camera, found)
-                taken = True
-        return taken
+            else:
+                self.refinement.refuse_lens(camera, found)
+        return bool(lenses)
 
     def _run_window(self, new: list[PreparedView], *, closed: bool) -> Iterator[TrackedFrame]:
         """Runs a window of views that show something, and yields their frames.

@@ -9,7 +9,8 @@ from support.cases import long_after
 from support.pipelines import to_frame
 
 from da3_ros.config import config_from_parameters
-from da3_ros.pipeline import map_adjustment
+from da3_ros.geometry.lens import Lens
+from da3_ros.pipeline import map_adjustment, window_builder
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.sensors.distortion import distort
 from da3_ros.synthetic import SyntheticCamera
@@ -166,6 +167,33 @@ def test_a_lens_is_corrected_once_where_its_job_is_late(walk, monkeypatch):
     assert abs(first.lens.focal) > 0.04
     assert all(abs(one.lens.focal) < 0.5 * abs(first.lens.focal) for one in later)
     assert wrong_px(pipeline.builder.calibration(""), camera) < 0.4 * wrong_px(wrong, camera)
+
+
+@pytest.mark.slow
+def test_a_lens_that_cannot_be_taken_over_and_a_check_that_fails_are_said(
+    walk, monkeypatch, caplog
+):
+    camera, _ = walk
+    checked = []
+
+    def check(views, matches):
+        checked.append(len(views))
+        if len(checked) > 1:
+            raise RuntimeError("no lens today")
+        return map_adjustment.LensEstimate(Lens(focal=0.1), 0.001, 0.1, 0.2, len(views))
+
+    monkeypatch.setattr(map_adjustment, "MORE", 1.0)
+    monkeypatch.setattr(map_adjustment, "measured_lens", check)
+    monkeypatch.setattr(window_builder, "corrected_calibration", lambda *_, **__: None)
+    pipeline, results = run(walk, camera.calibration)
+    assert len(checked) >= 2
+    assert pipeline.counters["lenses_refused"] == 1
+    assert pipeline.counters["map_adjustments_failed"] == len(checked) - 1
+    assert pipeline.counters["map_adjustments"] > 0
+    assert "distortion_model cannot express that: it stays" in caplog.text
+    assert "no lens today" in caplog.text
+    assert pipeline.refinement.focal_sources == {"": "camera_info"}
+    assert np.array_equal(results[-1].K, results[0].K)
 
 
 @pytest.mark.slow
