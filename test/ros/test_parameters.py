@@ -173,7 +173,10 @@ def runner():
     logged = []
     log = NodeLog(SimpleNamespace(error=logged.append))
     stream = SimpleNamespace(
-        step=lambda: False, finish_recording=lambda timeout_s: True, close=lambda: None
+        step=lambda: False,
+        tick=lambda: False,
+        finish_recording=lambda timeout_s: True,
+        close=lambda: None,
     )
     runner = StreamRunner(stream, log)
     yield runner, logged
