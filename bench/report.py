@@ -132,7 +132,8 @@ VALUES = {
     ),
     "amx-torch": Source(  # as the node runs it: its threads sleep while they wait
         "matrix-da3-small.json", "median_s",
-        {"mode": "balanced", "precision": "auto", "backend": "torch"}, "{} s", digits=2,
+        {"mode": "balanced", "precision": "auto", "compile": "off", "backend": "torch"}, "{} s",
+        digits=2,
     ),
     "live-plain": Source(NODE, "windows_per_s", LIVE | {"extras": "neither"}, digits=2),
     "live-plain-age": Source(
