@@ -32,7 +32,7 @@ AGREE = 3.0  # standard deviations
 
 @dataclass(frozen=True, eq=False)
 class Anchor:
-    """A global pose, and where the camera was in the map at that time."""
+    """A global pose, and where the map has the camera at that time, for one solution."""
 
     given: GlobalPose
     submap: int

@@ -35,9 +35,7 @@ class OwnPoses:
     @staticmethod
     def of(rows: Array, lengths: Mapping[int, float]) -> OwnPoses:
         """Returns poses of rows of a trajectory; lengths: metres per unit of each submap."""
-        rows = rows[np.isin(rows["submap"], list(lengths))]
-        back = np.flatnonzero(np.diff(rows["stamp_ns"]) < 0)
-        rows = rows[back[-1] + 1 if len(back) else 0 :]
+        rows = since_jump(rows, lengths)
         T = np.tile(np.eye(4), (len(rows), 1, 1))
         T[:, :3] = rows["T"]
         T[:, :3, 3] *= _of(lengths, rows["submap"])[:, None]
@@ -74,6 +72,13 @@ class OwnPoses:
 
     def _placed(self, index: Array, poses: SubmapPoses) -> Array:
         return _of(poses, self.submap[index]) @ self.T_submap_camera[index]
+
+
+def since_jump(rows: Array, submaps: Collection[int]) -> Array:
+    """Returns a trajectory's rows in some submaps since the last time jump."""
+    rows = rows[np.isin(rows["submap"], list(submaps))]
+    back = np.flatnonzero(np.diff(rows["stamp_ns"]) < 0)
+    return rows[back[-1] + 1 if len(back) else 0 :]
 
 
 def measured_poses_of(

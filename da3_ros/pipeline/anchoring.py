@@ -1,7 +1,7 @@
 """Global poses of the robot hold the map: by tags, GNSS or docks (topic ``~/global_pose``).
 
-Each one becomes an anchor: a global pose, and where the camera was in its submap at that time. The
-graph of submaps is solved with them, and the map moves. No ROS.
+Each one becomes an anchor: a global pose, and where the camera was in its submap at that time, by
+a frame of the path. The graph of submaps is solved with them, and the map moves. No ROS.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ import math
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from da3_ros.geometry.poses import invert_pose
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.anchors import KNOWN_RAD, Anchor, Anchored, placement, solve_anchored
-from da3_ros.mapping.following import OwnPoses, correction_to, largest_move
+from da3_ros.mapping.following import OwnPoses, correction_to, largest_move, since_jump
 from da3_ros.mapping.graph_solution import Correction, Problem
 from da3_ros.mapping.scene import REFERENCE
 from da3_ros.mapping.submap_spill import Submap
-from da3_ros.mapping.trajectory import Poses
+from da3_ros.mapping.trajectory import Poses, Trajectory
 from da3_ros.types import Array, GlobalPose, View
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,16 @@ REPORTED = 10  # wrong anchors that are logged
 NUMBERS = re.compile(r"\d+(\.\d+)?")
 
 
+@dataclass(frozen=True, eq=False)
+class _Held:
+    """A global pose, and the frame of the path beside which the camera was at that time."""
+
+    given: GlobalPose
+    submap: int
+    frame: tuple[int, str]  # stamp and camera; a keyframe if there is one
+    T_frame_camera: Array  # [4, 4] in the unit of the submap
+
+
 class Anchoring:
     """The anchors of one scene. Not thread-safe."""
 
@@ -54,7 +65,7 @@ class Anchoring:
         self._come: Counter[str] = Counter()  # number that each has got
         # The newest ones that became anchors: a camera may get them later than another one.
         self._taken: deque[tuple[float, ...]] = deque(maxlen=MOST_WAITING)
-        self._anchors: list[Anchor] = []
+        self._held: list[_Held] = []
         self._wrong: set[int] = set()  # stamps of anchors that were reported
         self._windows = 0  # since the last solution
         self._due = False
@@ -92,7 +103,7 @@ class Anchoring:
     def is_due(self, why_not: str) -> bool:
         """Returns whether there are anchors to be used; says once why not, if there is a cause."""
         self._windows += 1
-        if not any(self._waiting.values()) and not self._anchors:
+        if not any(self._waiting.values()) and not self._held:
             return False
         if why_not:
             self.tell(f"not used: {why_not}")
@@ -106,24 +117,24 @@ class Anchoring:
         self._told = kind
 
     def correction(
-        self, submaps: Mapping[int, Submap], poses: Callable[[str, int], Poses],
-        problem: Problem, T_ros_map: Similarity, *, level: bool,
+        self, submaps: Mapping[int, Submap], path: Trajectory, problem: Problem,
+        T_ros_map: Similarity, *, level: bool,
     ) -> Correction | None:  # fmt: skip
         """Returns the correction that brings the map to its anchors; None if it lies there.
 
-        poses: of a camera since a time, in the frames of their submaps. problem: the graph.
-        T_ros_map: with metres per map unit. level: whether the map's z is up.
+        path: of the map. problem: the graph. T_ros_map: with metres per map unit. level: whether
+        the map's z is up.
         """
         for camera in [camera for camera, waiting in self._waiting.items() if waiting]:
             oldest = min((given.stamp_ns for given in self._waiting[camera]), default=None)
             if oldest is not None:  # else an earlier camera has taken them
-                self._take(submaps, poses(camera, oldest), camera, T_ros_map)
+                self._take(submaps, path.poses(camera, oldest), camera, T_ros_map)
         grown = self._grown_m(submaps, T_ros_map) > self._least_m
         wait = (RARELY if self._fits and not grown else EVERY) if self._confirmed else 0
         if not (self._due or grown) or not problem.nodes or self._windows < wait:
             return self._shifted(submaps, problem, T_ros_map)
         T_ros_submap = {id: T_ros_map @ s.T_map_submap for id, s in submaps.items()}
-        anchors = self._chosen(T_ros_submap, problem)
+        anchors = self._chosen(T_ros_submap, path, problem)
         if not anchors:
             return None
         found = self._solved(problem, T_ros_map, T_ros_submap, anchors, level=level)
@@ -181,6 +192,7 @@ class Anchoring:
         metres = T_ros_map.scale
         lengths = {id: s.T_map_submap.scale * metres for id, s in submaps.items()}
         rows = poses.rows[poses.rows["camera"] == poses.cameras.index(camera)]
+        rows = since_jump(rows, lengths)
         own = OwnPoses.of(rows, lengths)
         if not len(own.stamps):
             return
@@ -192,7 +204,7 @@ class Anchoring:
         for i, id, T in zip(found.tolist(), submap.tolist(), T_submap_camera, strict=True):
             T[:3, 3] /= lengths[id]
             anchor = Anchor(given[i], id, T)
-            self._anchors.append(anchor)
+            self._held.append(_beside(anchor, rows[rows["submap"] == id], camera))
             base = anchor.base(T_ros_map @ submaps[id].T_map_submap)
             off = float(np.linalg.norm((base - anchor.given.T_ros_base)[:2, 3]))
             self._fits &= off < FITS * anchor.sigma_m
@@ -206,21 +218,31 @@ class Anchoring:
         elsewhere = {g.stamp_ns for waiting in self._waiting.values() for g in waiting}
         lost = set(stamps.tolist()) - taken - elsewhere
         self.counters["anchors_without_frame"] += len(lost)
-        if len(self._anchors) > MOST:
-            self._anchors = [*self._anchors[:-NEWEST:2], *self._anchors[-NEWEST:]]
+        if len(self._held) > MOST:
+            self._held = [*self._held[:-NEWEST:2], *self._held[-NEWEST:]]
 
     def _keep(self, camera: str, wanted: Callable[[GlobalPose], bool]) -> None:
         """Keeps those of a camera's global poses that wait which are wanted."""
         self._waiting[camera] = deque(filter(wanted, self._waiting[camera]), MOST_WAITING)
 
-    def _chosen(self, T_ros_submap: Mapping[int, Similarity], problem: Problem) -> list[Anchor]:
-        """Returns an even choice of the anchors whose submaps the graph knows, and the newest."""
+    def _chosen(
+        self, T_ros_submap: Mapping[int, Similarity], path: Trajectory, problem: Problem
+    ) -> list[Anchor]:
+        """Returns an even choice of the anchors whose submaps the graph knows, and the newest,
+        with the poses that the path has now."""
         nodes = {id for n in problem.nodes for id in range(n.first, n.last + 1)}
-        self._anchors = [a for a in self._anchors if a.submap in T_ros_submap]
-        known = [a for a in self._anchors if a.submap in nodes]
+        self._held = [a for a in self._held if a.submap in T_ros_submap]
+        known = [a for a in self._held if a.submap in nodes]
         old, new = known[:-NEWEST], known[-NEWEST:]
         some = np.linspace(0, len(old) - 1, min(len(old), MOST_SOLVED - NEWEST))
-        return [old[i] for i in some.round().astype(int)] + new
+        chosen = [old[i] for i in some.round().astype(int)] + new
+        rows = path.rows_of([held.frame for held in chosen])
+        # A path that is full has dropped some of its frames.
+        return [
+            Anchor(held.given, held.submap, row[1] @ held.T_frame_camera)
+            for held, row in zip(chosen, rows, strict=True)
+            if row is not None and row[0] == held.submap
+        ]
 
     def _solved(
         self, problem: Problem, T_ros_map: Similarity, T_ros_submap: Mapping[int, Similarity],
@@ -268,7 +290,7 @@ class Anchoring:
                     "global_pose: that of %.3f s is %.2f m from where the others and odometry "
                     "have the robot: it is not followed", stamp / 1e9, metres,
                 )  # fmt: skip
-        self._wrong &= {a.given.stamp_ns for a in self._anchors}
+        self._wrong &= {held.given.stamp_ns for held in self._held}
 
     def _worth_it(
         self, submaps: Mapping[int, Submap], after: dict[int, Similarity], problem: Problem,
@@ -295,6 +317,20 @@ class Anchoring:
         alone = np.zeros(7) if confirmed else np.repeat([0.0, ALONE_RAD, ALONE_M], [1, 3, 3])
         covariance = J @ (found.covariance + np.diag(alone**2)) @ J.T
         return replace(out, followed=False, anchored=True, covariance=covariance)
+
+
+def _beside(anchor: Anchor, rows: Array, camera: str) -> _Held:
+    """Returns an anchor relative to the nearest in time of a camera's frames in its submap.
+
+    rows: of a trajectory, at least one. A keyframe is preferred: a full path drops them last.
+    """
+    keyframes = rows[rows["keyframe"]]
+    rows = keyframes if len(keyframes) else rows
+    row = rows[np.argmin(np.abs(rows["stamp_ns"] - anchor.given.stamp_ns))]
+    T = np.eye(4)
+    T[:3] = row["T"]
+    T_frame_camera = invert_pose(T) @ anchor.T_submap_camera
+    return _Held(anchor.given, anchor.submap, (int(row["stamp_ns"]), camera), T_frame_camera)
 
 
 def _key(given: GlobalPose) -> tuple[float, ...]:

@@ -15,8 +15,9 @@ from da3_ros.export.scene_file import load_scene
 from da3_ros.geometry.poses import T_ROS_MAP, invert_pose
 from da3_ros.geometry.similarity import IDENTITY
 from da3_ros.mapping.anchors import about_z
+from da3_ros.mapping.frames import PoseInSubmap
 from da3_ros.mapping.submap_spill import Submap
-from da3_ros.mapping.trajectory import Pose, Poses
+from da3_ros.mapping.trajectory import Pose, Poses, Trajectory
 from da3_ros.pipeline.anchoring import Anchoring
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.types import UNKNOWN_RAD2, Calibration, Frame, GlobalPose, View
@@ -188,7 +189,7 @@ def test_a_new_scale_moves_the_map_from_where_anchors_hold_it(truth):
     T = replace(held._T_ros_map, scale=anchoring._shifted_at)
 
     def correction(T):
-        return anchoring.correction(submaps, held.table.path.poses, problem, T, level=True)
+        return anchoring.correction(submaps, held.table.path, problem, T, level=True)
 
     assert correction(replace(T, scale=1.001 * T.scale)) is None
     far = (T @ submaps[newest].T_map_submap).t - anchoring.centre
@@ -199,6 +200,34 @@ def test_a_new_scale_moves_the_map_from_where_anchors_hold_it(truth):
     now = (larger @ move @ submaps[newest].T_map_submap).t - anchoring.centre
     np.testing.assert_allclose(now, 1.01 * far, atol=1e-6)
     assert correction(larger) is None
+
+
+def test_anchors_are_where_the_path_has_their_frames_now(truth):
+    """An adjustment of the map moves frames in their submaps, long after they were anchored."""
+    pipeline, _ = run(truth[:20], tags(truth, (4, 10), np.random.default_rng(6)))
+    held, problem = pipeline.scene_map, pipeline.loops.problem()
+    T_ros_submap = {
+        id: held._T_ros_map @ s.T_map_submap for id, s in held.table.submaps.items()
+    }  # fmt: skip
+
+    def places():
+        anchors = held.anchoring._chosen(T_ros_submap, held.table.path, problem)
+        return [(a.submap, a.T_submap_camera) for a in anchors]
+
+    before = places()
+    assert len(before) == 2
+    rows = held.table.path.poses().rows
+    shift = np.eye(4)
+    shift[:3, 3] = 0.02, 0.0, -0.01
+    moved = []
+    for row in rows[rows["submap"] == before[0][0]]:
+        T = np.eye(4)
+        T[:3] = row["T"]
+        moved.append(PoseInSubmap(int(row["stamp_ns"]), "", before[0][0], shift @ T))
+    held.table.move_frames(moved)
+    for (submap, T), (_, now) in zip(before, places(), strict=True):
+        wanted = shift @ T if submap == before[0][0] else T
+        np.testing.assert_allclose(now, wanted, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -235,11 +264,10 @@ def test_an_anchor_of_two_cameras_of_different_stamps_counts_once(early):
             Pose(int(s * 1e9), np.eye(4), np.eye(3), (4, 4), False, camera)
             for camera, all_ in stamps.items() for s in all_[: k + 1]
         ]  # fmt: skip
-        anchoring.correction(
-            submaps, lambda *_, done=done: Poses.of(done), SimpleNamespace(nodes=()), IDENTITY,
-            level=True,
-        )  # fmt: skip
-    assert len(anchoring._anchors) == 1
+        path = Trajectory()
+        path.extend(Poses.of(done))
+        anchoring.correction(submaps, path, SimpleNamespace(nodes=()), IDENTITY, level=True)
+    assert len(anchoring._held) == 1
     assert anchoring.counters == Counter(anchors=1)
 
 
