@@ -61,6 +61,7 @@ log = logging.getLogger(__name__)
 FINISH_S = 1.0  # for keyframes that wait for later ones, when the map becomes read-only
 BETTER = 0.5  # share of the deviation of what is up, from which on the map is levelled again
 SEEN_TURN = np.radians(1.0)  # of the map's axes, which is worth a line
+MUCH_MORE = 1.5  # times the measured pixels, for which depth that may change is stored again
 MANY_SUBMAPS = 64  # number of submaps' poses at which those that nothing needs are removed
 
 
@@ -95,7 +96,8 @@ class SceneMap(MapListener):
         self.following = MapFollowing(config.pose_prior.corrections)
         self.anchoring = Anchoring(counters)
         self._spill: ArraySpill | None = None
-        self._stored_early = set[int]()  # keyframes whose stored depth may still change
+        # Keyframes whose stored depth may still change: the pixels that are measured in it.
+        self._stored_early = dict[int, int]()
         self._unit = 1.0  # units of odometry per network unit of the newest stored frame
         self._newest_leading = -1  # id of the newest published frame of the first camera
         # Whether the gyro has bridged a gap since loops have last corrected the map: then nobody
@@ -505,17 +507,21 @@ class SceneMap(MapListener):
 
     def _store_depth(self, one: Measured, recorder: KeyframeRecorder) -> None:
         """Stores what was measured of a keyframe: once, if it stays; before, if no window came for
-        a while, so that it may be the last time."""
+        a while, so that it may be the last time. At the next pauses again only if much more is
+        measured by then: a camera may pause at each keyframe."""
         keyframe, dense = one.keyframe, one.dense
-        if dense is None and keyframe.id in self._stored_early:  # it does not hold any more
+        before = self._stored_early.pop(keyframe.id, None)
+        if dense is None and before:  # it does not hold any more
             dense = nothing_measured(keyframe.depth)
-        if dense is not None:
+        measured = 0 if dense is None else int(dense.measured.sum())
+        is_new = one.stays or not before or not before / MUCH_MORE < measured < MUCH_MORE * before
+        if dense is not None and is_new:
             recorder.measure(MeasuredKeyframe(
                 keyframe.camera, keyframe.stamp_ns, keyframe.submap, dense, one.found
             ))  # fmt: skip
-            self._stored_early.add(keyframe.id)
-        if one.stays:
-            self._stored_early.discard(keyframe.id)
+            before = measured
+        if not one.stays and before is not None:
+            self._stored_early[keyframe.id] = before
 
     def _points_maker(self, keyframes: Iterable[Measurable]) -> PointsMaker:
         """Returns what makes points of keyframes when they are measured, as the map is now."""
@@ -641,7 +647,7 @@ class SceneMap(MapListener):
             return
         was_placed = self.anchoring.placed
         correction = self.anchoring.correction(
-            self.submaps.submaps, self.table.path.poses, self.loops.problem(), self._T_ros_map,
+            self.submaps.submaps, self.table.path, self.loops.problem(), self._T_ros_map,
             level=self.is_level or self._has_axes,
         )  # fmt: skip
         if self.anchoring.placed and not was_placed:  # REP-105: z of their frame is up

@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from support.streams import as_messages, stream_of
 from da3_ros.derived import measuring
 from da3_ros.derived.measuring import Measured
 from da3_ros.keyframe_store.disk_limit import DiskLimit
+from da3_ros.keyframe_store.recorder import KeyframeRecorder
 from da3_ros.keyframe_store.store import StoredScene
 from da3_ros.live.scene_stream import QUIET_TICKS
 from da3_ros.pipeline.depth_mapping import Found
@@ -141,6 +143,28 @@ def test_what_a_pause_has_measured_is_stored_until_later_keyframes_say_more(tmp_
     with StoredScene.open(tmp_path) as scene:
         stamps = {scene.frames[key].stamp_ns: key for key in scene.images}
         assert not scene.load_measured(stamps[newest.keyframe.stamp_ns]).measured.any()
+
+
+def test_a_camera_that_pauses_at_each_keyframe_does_not_fill_the_disk(tmp_path, monkeypatch):
+    """Each pause measures all keyframes of now again; stored is what says much more."""
+    stored, measure = Counter(), KeyframeRecorder.measure
+
+    def counted(recorder, one):
+        stored[one.stamp_ns] += 1
+        measure(recorder, one)
+
+    monkeypatch.setattr(KeyframeRecorder, "measure", counted)
+    walk = Walk()
+    walk.pipeline.store(tmp_path, None, DiskLimit(), wait=True)
+    for frame in walk.frames:
+        walk.show([frame])
+        walk.pause()
+    assert walk.pipeline.scene_map.finish_recording()
+    assert len(stored) > 7
+    assert max(stored.values()) <= 4
+    assert sum(stored.values()) <= 2.5 * len(stored)
+    with StoredScene.open(tmp_path) as scene:  # each has a last word
+        assert set(scene.measured) == set(scene.images)
 
 
 def test_a_job_in_the_thread_is_stopped_when_the_stream_is_closed(monkeypatch):
