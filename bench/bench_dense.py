@@ -25,6 +25,7 @@ import dense_kitchen
 import dense_rooms
 import dense_stereo
 import results_file
+import torch
 from refinement_runs import one_thread, room_seeds
 
 from da3_ros.synthetic import WALKS
@@ -74,6 +75,7 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--voxel", type=float, default=0.03, help="edge of the mesh's voxels, m")
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--device", default="cpu", help="that searches (rectified)")
+    parser.add_argument("--threads", type=int, default=1, help="that search (rectified)")
     parser.add_argument(
         "--offset",
         type=float,
@@ -122,6 +124,7 @@ def main() -> int:
     """Prints a row for each run and their means, and writes JSON."""
     options = parsed()
     one_thread()
+    torch.set_num_threads(options.threads)
     make, summary = TABLES[options.table]
     rows: list[dict[str, Any]] = []
     for row in make(options):

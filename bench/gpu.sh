@@ -77,7 +77,7 @@ for model in "${compiled[@]}"; do
     --precision "${precisions[@]}" --compile "${compiling[@]}"
 done
 # No row begins in the last quarter of the time, and none takes longer than that.
-rows=(--device "$device" --timeout $((limit / 4)) --minutes $((limit / 80)))
+rows=(--device "$device" --timeout $((limit / 4)) --minutes "$(awk "BEGIN { print $limit / 80 }")")
 for model in "${tables[@]}"; do
   part "matrix-$model" python bench/matrix.py --models "$model" "${rows[@]}" "${sliding[@]}" "${eager[@]}"
   part "matrix-compiled-$model" python bench/matrix.py --models "$model" "${rows[@]}" "${sliding[@]}" "${slow[@]}"

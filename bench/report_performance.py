@@ -32,8 +32,10 @@ def network_table(unit: str, times: float) -> Maker:
     return listing(
         "model", Column("size", "Window"), "variant",
         Column("median_s", f"Median, {unit}", times), Column("p95_s", f"95 %, {unit}", times),
+        Column("p99_s", f"99 %, {unit}", times),
         Column("std_s", f"Standard deviation, {unit}", times),
         Column("ratio", "Times as fast as the reference"), "backbone_tflops",
+        Column("share_of_peak", "Share of the measured peak, %", 100.0),
         Column("peak_mb", "Memory of a pass, MB"),
     )  # fmt: skip
 

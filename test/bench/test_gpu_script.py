@@ -52,6 +52,23 @@ def test_every_command_is_of_a_script_and_has_a_file_of_its_own(tmp_path, toy):
     assert all(re.fullmatch(r"gpu-[\w-]+\.json", Path(out).name) for out in outs)
 
 
+@pytest.mark.parametrize("limit", ["60", "540"])
+def test_rows_of_a_matrix_begin_in_any_limit(tmp_path, monkeypatch, limit):
+    monkeypatch.setenv("LIMIT", limit)
+    found, _ = commands(tmp_path, "matrix")
+    minutes = [float(words[words.index("--minutes") + 1]) for words in found]
+    assert minutes == [pytest.approx(float(limit) / 80)] * len(found)
+
+
+def test_each_model_runs_beside_the_references_call_and_with_each_kernel(tmp_path):
+    """The reference's own call beside its network, and each kernel of attention."""
+    models = {"da3-small", "da3-base", "da3-large", "da3-giant"}
+    for part, flag in (("network", "--interfaces"), ("attention", "--precision")):
+        found, _ = commands(tmp_path, part)
+        assert {words[words.index("--models") + 1] for words in found} == models
+        assert all(flag in words for words in found)
+
+
 def test_long_windows_run_in_small_and_large_budgets(tmp_path):
     found, _ = commands(tmp_path, "many")
     options = [dict(itertools.pairwise(words)) for words in found]

@@ -288,6 +288,15 @@ def test_a_new_file_becomes_a_table(clone, name):
     assert line in page
 
 
+def test_a_gpus_table_has_its_slowest_runs_and_its_share_of_the_peak(clone):
+    row = {"model": "da3-base", "size": "8 x 504x280", "variant": "ours bf16", "p99_s": 0.0125,
+           "share_of_peak": 0.41}  # fmt: skip
+    data = {"machine": MACHINE, "command": "python bench/x.py", "rows": [row]}
+    page = page_of(clone("network-gpu", **{"gpu-network-da3-base": data}))
+    assert "| Model | Window | Variant | 99 %, ms | Share of the measured peak, % |" in page
+    assert "| da3-base | 8 x 504x280 | ours bf16 | 12.5 | 41.0 |" in page
+
+
 def test_a_result_without_rows_is_a_table_of_its_names(clone):
     stages = {"machine": MACHINE, "command": "python bench/x.py", "decode": 0.02, "rectify": 0.81}
     page = page_of(clone("stages", stages=stages))
