@@ -71,7 +71,7 @@ def carved(
     level = floors.level_of(T_room_camera)
     seen, a = timed(lambda: sight(depth, K, level, floors.BAND))
     view, b = timed(lambda: floor_view(
-        (0, "", 0), seen.marks, seen.clearing, level, 1.0, floors.RES / 2
+        (0, "", 0), seen.marks, seen.floor, level, 1.0, floors.RES / 2
     ))  # fmt: skip
     place = view.place(T_room_camera)
     _, c = timed(lambda: grid.carve(view, place, 1.0))

@@ -20,7 +20,7 @@ from da3_ros.messages import build
 from da3_ros.messages.build import MessageLibrary, WindowView
 from da3_ros.navigation.floor_grid import GridPart, OccupancyGrid
 from da3_ros.navigation.scan import scan_ranges
-from da3_ros.navigation.sighting import Sighting, floor_height, sight
+from da3_ros.navigation.sighting import Sighting, floor_height, sight, why_not_sighted
 from da3_ros.types import Array, TrackedFrame, WindowReport
 
 KEYFRAMES = 1000  # keyframes kept for the messages of later windows that share them
@@ -312,7 +312,11 @@ def _why_not_navigable(s: OutputContext, frame: TrackedFrame) -> str:
         return f"{what} is unknown: {_why_not_level(s, frame)}"
     if not frame.blind and not _has_K(frame):
         return "the focal length is unknown: publish camera_info"
-    return _why_not_metric(s, frame)
+    if reason := _why_not_metric(s, frame):
+        return reason
+    if frame.blind or frame.T_level_camera is None:
+        return ""
+    return why_not_sighted(frame.T_level_camera, s.config)
 
 
 def _why_not_level(s: OutputContext, frame: TrackedFrame) -> str:

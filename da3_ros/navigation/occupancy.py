@@ -18,7 +18,15 @@ from da3_ros.mapping.frames import PoseInSubmap
 from da3_ros.mapping.graph_solution import Correction
 from da3_ros.mapping.map_table import MapListener, MapTable
 from da3_ros.mapping.scene import REFERENCE
-from da3_ros.navigation.floor_grid import FARTHEST, FloorGrid, OccupancyGrid
+from da3_ros.navigation.floor_grid import (
+    BLOCK,
+    FARTHEST,
+    LEAST,
+    MOST,
+    MOST_CELLS,
+    FloorGrid,
+    OccupancyGrid,
+)
 from da3_ros.types import Array
 
 # Views of a camera that may still be refined: they are carved each time that a grid is asked for.
@@ -26,9 +34,17 @@ NEWEST = 8
 WAITING = 64  # newest views that may wait for measured depth
 PIECE = 16  # views that are carved again after a window, but at least those of a submap
 MEMORY = 64 << 20  # bytes of views; the oldest leave first
-RADIUS = 60.0  # metres from the newest camera, beyond which there is no grid
+RADIUS = (
+    60.0  # metres from the newest camera, beyond which there is no grid; less if cells are small
+)
+SIDE = int(MOST_CELLS**0.5) // 2 - 6 * BLOCK  # cells of that, so that what is near finds room
+RETURN = 0.8  # of it, within which views that have left the grid come back
 
-LOOK_NS = 1_000_000_000  # without a keyframe, until another frame is looked at
+# Time without a keyframe, until another frame is looked at: of a camera that moves, and of one
+# that stands, so that what is gone is free within a second.
+LOOK_NS, STANDING_NS = 1_000_000_000, 180_000_000
+STANDS = np.radians(2.0)  # largest turn of a camera that stands; it moves by less than a cell
+LOOKS = MOST - LEAST  # newest looks of a camera: they outvote all that was there before
 
 Key = tuple[str, int]  # camera and stamp
 
@@ -44,6 +60,7 @@ class _Carved:
     places: dict[tuple[int, Key], Array] = field(default_factory=dict)  # of views, x y yaw
     todo: list[int] = field(default_factory=list)  # submaps that are still to be carved, reversed
     late: list[tuple[int, Key]] = field(default_factory=list)  # views that come after them
+    far: set[tuple[int, Key]] = field(default_factory=set)  # views that are too far to be in it
 
 
 class OccupancyMap(MapListener):
@@ -55,6 +72,7 @@ class OccupancyMap(MapListener):
     def __init__(self, table: MapTable, resolution: float) -> None:
         """resolution: edge of a cell, metres."""
         self.table, self._resolution = table, resolution
+        self._radius = min(RADIUS, resolution * SIDE)
         self.revision = 0  # changes with each visible change
         self.on_clear()
         table.listeners.append(self)
@@ -69,6 +87,10 @@ class OccupancyMap(MapListener):
         self._nbytes = 0
         self._here: Array | None = None  # newest camera [2], in the map as it goes out
         self._stamps: dict[str, int] = {}  # of the newest view of each camera
+        # Where each camera was in the map as it goes out [4, 4], at its newest view but for those
+        # while it stood.
+        self._stood: dict[str, Array] = {}
+        self._looks: list[tuple[FloorView, Array]] = []  # newest looks, and poses in their submaps
         self._shown = self._empty(Similarity(1.0, np.eye(3), np.zeros(3)))
         self._next: _Carved | None = None  # is carved, while the other one is shown
         self._corrected = self._stale = False  # whether submaps, or views in them, have moved
@@ -83,7 +105,7 @@ class OccupancyMap(MapListener):
         carved = self._next or self._shown
         for f in frames:
             key = f.submap, (f.camera, f.stamp_ns)
-            if key in carved.places:
+            if key in carved.places and key not in carved.far:
                 view = self._views[f.submap][key[1]]
                 T = carved.T_ros_submap[f.submap]
                 x, y, yaw = view.place(T.pose(f.T_submap_camera)) - carved.places[key]
@@ -100,8 +122,11 @@ class OccupancyMap(MapListener):
         T_submap_camera: its pose [4, 4]. waiting: whether ``replace`` follows. radius: how far
         views are kept from the newest camera along x and y, metres; 0: however far they are.
         """
+        T_ros_submap = T_ros_map @ self.table.submaps[view.submap].T_map_submap
         self._keep(view)
-        self._note(view)
+        self._note(view, T_ros_submap.pose(T_submap_camera))
+        while self._looks:  # they came before it
+            self._settle_look(T_ros_map)
         reach = float(np.linalg.norm(T_submap_camera[:3, 3])) + view.reach
         self._reach[view.submap] = max(self._reach.get(view.submap, 0.0), reach)
         self._newest[view.submap, view.key] = waiting
@@ -110,7 +135,6 @@ class OccupancyMap(MapListener):
             if waits and len(self._newest) <= WAITING:
                 break
             self._settle(key, T_ros_map)
-        T_ros_submap = T_ros_map @ self.table.submaps[view.submap].T_map_submap
         here = T_ros_submap.pose(T_submap_camera)[:2, 3]
         if self._is_shown(view.submap) and np.abs(here).max() < FARTHEST:
             self._here = here
@@ -118,27 +142,47 @@ class OccupancyMap(MapListener):
         self.revision += 1
 
     def look(self, view: FloorView, T_submap_camera: Array, T_ros_map: Similarity) -> None:
-        """Carves the view of a frame that is no keyframe, which counts until all is carved anew.
+        """Takes the view of a frame that is no keyframe, which counts until all is carved anew;
+        the newest ones after that too.
 
         A camera that stands makes no keyframes: so it sees what comes and goes.
         """
-        self._note(view)
+        T_ros_submap = T_ros_map @ self.table.submaps[view.submap].T_map_submap
+        self._note(view, T_ros_submap.pose(T_submap_camera))
         for key, waits in list(self._newest.items()):
             if not waits:  # else measured depth would carve all anew
                 self._settle(key, T_ros_map)
-        if self._is_shown(view.submap) and self._shown.places:
-            T = T_ros_map @ self.table.submaps[view.submap].T_map_submap
-            self._shown.grid.carve(view, view.place(T.pose(T_submap_camera)), T.scale)
-            self.revision += 1
+        self._looks.append((view, T_submap_camera))
+        if len(self._looks) > LOOKS * len({view.camera for view, _ in self._looks}):
+            self._settle_look(T_ros_map)
+        self.revision += 1
 
-    def _note(self, view: FloorView) -> None:
+    def _settle_look(self, T_ros_map: Similarity) -> None:
+        """Carves the oldest look into the grid."""
+        view, T = self._looks.pop(0)
+        if self._shown.places:
+            self._carve_at(self._shown.grid, view, T, T_ros_map)
+
+    def _note(self, view: FloorView, T_ros_camera: Array) -> None:
         camera, stamp_ns = view.key
+        if not self._stands(camera, T_ros_camera):
+            self._stood[camera] = T_ros_camera
         self._stamps[camera] = stamp_ns
 
-    def is_due(self, camera: str, stamp_ns: int) -> bool:
+    def _stands(self, camera: str, T_ros_camera: Array) -> bool:
+        """Whether a camera is where it was."""
+        before = self._stood.get(camera)
+        if before is None:
+            return False
+        cosine = (np.sum(before[:3, :3] * T_ros_camera[:3, :3]) - 1) / 2
+        moved = np.linalg.norm(T_ros_camera[:3, 3] - before[:3, 3])
+        return bool(moved < self._resolution and cosine > np.cos(STANDS))
+
+    def is_due(self, camera: str, stamp_ns: int, T_ros_camera: Array) -> bool:
         """Whether no view of a camera has come for so long that another frame is looked at; also
-        when time has jumped back."""
-        return abs(stamp_ns - self._stamps.get(camera, stamp_ns)) >= LOOK_NS
+        when time has jumped back. T_ros_camera: [4, 4] in the map as it goes out."""
+        wait = STANDING_NS if self._stands(camera, T_ros_camera) else LOOK_NS
+        return abs(stamp_ns - self._stamps.get(camera, stamp_ns)) >= wait
 
     def replace(self, view: FloorView) -> None:
         """Replaces the view of a keyframe by that of its measured depth."""
@@ -201,15 +245,26 @@ class OccupancyMap(MapListener):
             self.finish(T_ros_map)  # of a loaded scene: there is nothing else to show
         grid = self._shown.grid.copy()
         for submap, key in self._newest:
-            if self._is_shown(submap):
-                view, T = self._views[submap][key], self._pose(submap, key)
-                if T is not None:
-                    T_ros_submap = T_ros_map @ self.table.submaps[submap].T_map_submap
-                    place = view.place(T_ros_submap.pose(T))
-                    # After a jump the oldest of them are elsewhere.
-                    if self._here is None or np.abs(place[:2] - self._here).max() <= RADIUS:
-                        grid.carve(view, place, T_ros_submap.scale)
+            T = self._pose(submap, key)
+            if T is not None:
+                self._carve_at(grid, self._views[submap][key], T, T_ros_map)
+        for view, T in self._looks:
+            self._carve_at(grid, view, T, T_ros_map)
         return grid.occupancy()
+
+    def _carve_at(
+        self, grid: FloorGrid, view: FloorView, T_submap_camera: Array, T_ros_map: Similarity
+    ) -> None:
+        """Carves a view where its submap is now, if that is known and near."""
+        if self._is_shown(view.submap):
+            T_ros_submap = T_ros_map @ self.table.submaps[view.submap].T_map_submap
+            place = view.place(T_ros_submap.pose(T_submap_camera))
+            if not self._is_far(place):  # after a jump the oldest of them are elsewhere
+                grid.carve(view, place, T_ros_submap.scale)
+
+    def _is_far(self, place: Array) -> bool:
+        """Whether a place (x, y, ...) is too far from the newest camera to be in the grid."""
+        return self._here is not None and np.abs(place[:2] - self._here).max() > self._radius
 
     def _empty(self, T_ros_map: Similarity) -> _Carved:
         poses = {id: s.T_map_submap for id, s in self.table.submaps.items()}
@@ -265,7 +320,10 @@ class OccupancyMap(MapListener):
         T = carved.T_ros_submap[submap]
         view = self._views[submap][key[1]]
         carved.places[key] = view.place(T.pose(T_submap_camera))
-        carved.grid.carve(view, carved.places[key], T.scale)
+        if self._is_far(carved.places[key]):
+            carved.far.add(key)
+        else:
+            carved.grid.carve(view, carved.places[key], T.scale)
 
     def _begin(self, T_ros_map: Similarity) -> None:
         """Begins a new grid, of all submaps where they are now."""
@@ -292,7 +350,7 @@ class OccupancyMap(MapListener):
                 if T is not None:
                     self._carve(carved, late, T)
             if self._here is not None:
-                carved.grid.crop(self._here, RADIUS)
+                self._crop(carved, self._here, self._radius)
             self._shown, self._next = carved, None
             self.revision += 1
 
@@ -322,13 +380,29 @@ class OccupancyMap(MapListener):
     def _limit(self, here: Array, radius: float) -> None:
         """Drops what is too far from the newest camera [2], and the oldest views if all take too
         much memory."""
-        self._shown.grid.crop(here, min(radius or RADIUS, RADIUS))
+        self._crop(self._shown, here, min(radius or self._radius, self._radius))
+        if self._next is None:
+            self._stale |= self._returns(here)
         if radius:
             places = self._shown.places
             self._forget([k for k, p in places.items() if np.abs(p[:2] - here).max() > radius])
         while self._nbytes > MEMORY and len(self._views) > 1:
             oldest = min(self._views)
             self._forget([(oldest, key) for key in self._views[oldest]])
+
+    def _crop(self, carved: _Carved, here: Array, radius: float) -> None:
+        """Drops the blocks of a grid that are too far, and notes whose they were."""
+        if carved.grid.crop(here, radius):
+            places = carved.places.items()
+            carved.far |= {k for k, p in places if np.abs(p[:2] - here).max() > radius}
+
+    def _returns(self, here: Array) -> bool:
+        """Whether the camera [2] comes near to views again that have left the grid."""
+        shown = self._shown
+        if not shown.far:
+            return False
+        places = np.array([shown.places[key][:2] for key in shown.far])
+        return bool((np.abs(places - here).max(axis=1) < RETURN * self._radius).any())
 
     def _forget(self, keys: Iterable[tuple[int, Key]]) -> None:
         for submap, key in keys:
@@ -340,6 +414,7 @@ class OccupancyMap(MapListener):
             for carved in (self._shown, self._next):
                 if carved is not None:
                     carved.places.pop((submap, key), None)
+                    carved.far.discard((submap, key))
             if not self._views[submap]:
                 del self._views[submap], self._reach[submap]
                 for carved in (self._shown, self._next):

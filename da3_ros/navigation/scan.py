@@ -20,8 +20,10 @@ def scan_ranges(sighting: Sighting, T_level_camera: Array, max_range: float) -> 
     Beam i is at angle 2 pi (i / BEAMS - 1/2) about z of the level frame, x forward.
     """
     free = np.zeros(BEAMS, bool)
-    # Where a ray only passes over the floor, something lower may stand, or a way down begin.
-    beam, _, from_camera = _polar(sighting.floor, T_level_camera)
+    # Where a ray only passes over the floor, something lower may stand, or a way down begin. A low
+    # camera sees no floor just before the range: its rows of pixels are too far apart there.
+    floor = np.concatenate((sighting.floor, sighting.low_rays))
+    beam, _, from_camera = _polar(floor, T_level_camera)
     free[beam[from_camera >= FREE * max_range]] = True
     ranges = np.where(_closed(free), np.float32(np.inf), np.float32(np.nan))
     beam, distance, _ = _polar(sighting.marks, T_level_camera)

@@ -24,6 +24,8 @@ BEYOND = 0.3  # metres that rays clear beyond the range: costmaps end them some 
 STEEPER = 0.05  # height per distance that may be an error, below the floor
 EDGE = 0.05  # height over the floor at which the edge of a way down marks, metres
 FLOOR_EVERY = 2  # of the judged pixels along each side, clearing ones
+LEAST_HEIGHT = 0.02  # of a camera over the floor, metres
+UPWARDS = np.cos(np.radians(30.0))  # cosine to up, from which on a camera looks at the ceiling
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +35,8 @@ class Sighting:
     marks: FloatImage  # surfaces of obstacles, and edges of ways down
     floor: FloatImage  # surfaces that are floor
     rays: FloatImage  # ends of free rays
+    # Those of rays that pass the range lower than what marks, and end on floor farther away.
+    low_rays: FloatImage
 
     @property
     def clearing(self) -> FloatImage:
@@ -63,6 +67,9 @@ def sight(
         end = np.minimum(judged.z, most / np.maximum(run, np.float32(1e-6)))
         # Below the floor it has ended: what is there is an error, or a way down.
         ends_over = passes & (camera + rise * end > -floor) & np.isfinite(end)
+        at_range = camera + rise * np.float32(config.max_range) / np.maximum(run, np.float32(1e-6))
+        dead = np.float32(config.min_height + SLOPE * config.max_range)
+        is_low = ends_over & ~near & (np.abs(height) <= floor) & (at_range <= dead)
         marks = judged.points(is_mark, judged.z)
         if config.drop:
             # Where the ray passes the floor that is not there, a little over it.
@@ -75,7 +82,29 @@ def sight(
     few = np.zeros(judged.z.shape, bool)
     few[::FLOOR_EVERY, ::FLOOR_EVERY] = True
     floor_points = judged.points(few & is_floor, judged.z)
-    return Sighting(marks, floor_points, judged.points(few & ends_over, end))
+    return Sighting(
+        marks, floor_points, judged.points(few & ends_over, end), judged.points(few & is_low, end)
+    )
+
+
+def why_not_sighted(T_level_camera: Array, config: PipelineConfig) -> str:
+    """Returns why heights by a camera's place in its level frame [4, 4], metres, are not to be
+    believed; empty: they are.
+
+    Both are what a wrong mount looks like, and then obstacles would not mark.
+    """
+    height = float(T_level_camera[2, 3]) - floor_height(config)
+    if height < LEAST_HEIGHT:
+        return (
+            f"the camera is {height:.2f} m above the floor by the transforms: correct its mount "
+            "on base_frame, or level.floor_z"
+        )
+    if T_level_camera[2, 2] > UPWARDS:
+        return (
+            "the camera looks at the ceiling by the transforms: the images' frame_id must be an "
+            "optical frame, whose z is ahead"
+        )
+    return ""
 
 
 def floor_height(config: PipelineConfig) -> float:

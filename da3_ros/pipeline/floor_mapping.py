@@ -16,7 +16,7 @@ from da3_ros.mapping.floor_view import FloorView, FloorViews, floor_view
 from da3_ros.mapping.frames import LocalFrame
 from da3_ros.mapping.map_table import MapTable
 from da3_ros.navigation.occupancy import OccupancyMap
-from da3_ros.navigation.sighting import floor_height, sight
+from da3_ros.navigation.sighting import floor_height, sight, why_not_sighted
 from da3_ros.types import Array, FloatImage
 
 
@@ -44,7 +44,13 @@ class FloorMapping:
         T = frame.T_level_camera
         if T is None or not np.isfinite(T[2, 3]) or not frame.scale.metric:
             return
-        if not (frame.keyframe or self.occupancy.is_due(frame.camera, frame.stamp_ns)):
+        if why_not_sighted(T, self.config):
+            return
+        T_ros_submap = T_ros_map @ self.occupancy.table.submaps[submap].T_map_submap
+        T_ros_camera = T_ros_submap.pose(T_submap_camera)
+        if not (
+            frame.keyframe or self.occupancy.is_due(frame.camera, frame.stamp_ns, T_ros_camera)
+        ):
             return
         if not frame.keyframe and self.config.depth.edge_filter:
             frame = replace(frame, depth=without_smears(frame.depth))

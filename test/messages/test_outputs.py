@@ -249,6 +249,34 @@ def test_a_silent_topic_names_what_helps(values, base, fields, reason):
     assert all(reason in text for text in said)
 
 
+NO_HEIGHT = LEVEL * [[1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 1, 1]]
+BODY_AXES = np.array([[1, 0, 0, 0.1], [0, 1, 0, 0], [0, 0, 1, 0.3], [0, 0, 0, 1]])
+
+
+@pytest.mark.parametrize(
+    ("T_level_camera", "floor_z", "reason"),
+    [
+        (NO_HEIGHT, 0.0, "0.00 m above the floor"),
+        (LEVEL, 1.5, "-0.50 m above the floor"),
+        (BODY_AXES, 0.0, "optical frame"),
+        (NO_HEIGHT, -0.3, ""),
+        (LEVEL, 0.0, ""),
+    ],
+)
+def test_a_mount_that_cannot_be_says_so_instead_of_free_space(T_level_camera, floor_z, reason):
+    """What a transform without translation, or into body axes, makes of a camera."""
+    said = []
+    out = Outputs(
+        RosbagsLibrary(), config_from_parameters({"level.floor_z": floor_z}),
+        base_frame="base_link", warn=lambda text, every_s: said.append(text),
+    )  # fmt: skip
+    frame = tracked(0, (0,), scale=Scale("fixed", 1.0, 0.0), T_level_camera=T_level_camera)
+    made = {topic for topic, _, _ in out.frame(frame, lambda topic: topic in NAVIGATION)}
+    assert made - {"/tf"} == (set() if reason else set(NAVIGATION))
+    assert len(said) == (len(NAVIGATION) if reason else 0)
+    assert all(reason in text for text in said)
+
+
 def test_a_scan_whose_frame_is_in_no_transform_says_so():
     said = []
     out = Outputs(

@@ -77,6 +77,23 @@ def test_obstacles_mark_and_what_has_gone_is_cleared(height_m, robot_m, floor_z)
     assert (costs == LETHAL).sum() == 0
 
 
+@pytest.mark.parametrize("name", ["local_costmap", "global_costmap"])
+@pytest.mark.parametrize("drift_m", [-1.0, -0.5, -0.2, 0.2])
+def test_obstacles_mark_where_z_of_the_frame_has_drifted(name, drift_m):
+    """By odometry in three dimensions, or a map that bends: heights are the node's own."""
+    model = Costmap.from_parameters(parameters(name))
+    if name == "global_costmap":
+        model.receive_map("/da3/map/occupancy", np.full((400, 400), -1, np.int8), 0.05, (-10, -10))
+    T = looking_at_box(0.3)
+    drifted = T.copy()
+    drifted[2, 3] += drift_m
+    seen = sight(depth_of(T, box=True), K, T, ObstacleConfig())
+    model.receive("/da3/points/obstacles", seen.marks, drifted, 0.0)
+    model.update(0.0)
+    front = [model.cost_at(BOX_X - BOX_SIDE / 2 + 0.02, y) for y in (-0.15, 0.0, 0.15)]
+    assert front == [LETHAL] * 3
+
+
 def test_what_is_marked_at_the_largest_range_is_cleared():
     """Nav2 ends rays two cells before their points, so the node's free rays go farther."""
     model = Costmap.from_parameters(parameters())

@@ -12,7 +12,7 @@ from da3_ros.mapping.frames import LocalFrame, PoseInSubmap
 from da3_ros.mapping.graph_solution import Correction, Moves, Node
 from da3_ros.mapping.map_table import MapTable
 from da3_ros.mapping.submap_spill import Submap
-from da3_ros.navigation import occupancy
+from da3_ros.navigation import floor_grid, occupancy
 from da3_ros.navigation.occupancy import NEWEST, PIECE, OccupancyMap
 from da3_ros.replay.object_state import load_state, save_state
 from da3_ros.types import Scale, WindowReport
@@ -278,27 +278,123 @@ def test_a_jump_keeps_the_grid_small_and_the_views():
     assert len(drive.map.views()) == views + 2
 
 
-def test_a_standing_camera_sees_what_is_gone():
-    drive = Drive()
-    submap = drive.submap()
-    T = drive.true[submap].inverse().pose(pose_at(0.0, 0.0, 0.0))
-    drive.see(submap, 0.0, 0.0, 0.0)
-    view = square_view(0.0, 0.0, 0.0, (0, "", submap), UNIT)
-    middle = np.array([[60, 0]], np.int16)  # a person in free floor
-    crowded = dataclasses.replace(view, marks=np.concatenate((view.marks, middle)))
-    for stamp in range(1, 4):
-        drive.table.path.add_pose(dataclasses.replace(drive.frame(T), stamp_ns=stamp), T, submap)
-        drive.map.add(dataclasses.replace(crowded, stamp_ns=stamp), T, IDENTITY)
-    where = UNIT * view.cell * np.array([60.5, 0.5])
-    at = (where - drive.map.grid(IDENTITY).origin) // RES
-    column, row = at.astype(int)
-    assert drive.map.grid(IDENTITY).cells[row, column] == 100
-    assert not drive.map.is_due("", 500_000_000)
-    assert drive.map.is_due("", 2_000_000_000)
-    assert drive.map.is_due("", -2_000_000_000)
-    assert not drive.map.is_due("another", 2_000_000_000)
-    for second in range(2, 8):
-        look = dataclasses.replace(view, stamp_ns=second * 1_000_000_000)
-        drive.map.look(look, T, IDENTITY)
-    assert drive.map.grid(IDENTITY).cells[row, column] == 0
+class Standing(Drive):
+    """A camera that stands before a person in free floor."""
+
+    def __init__(self, **given):
+        super().__init__()
+        self.own = self.submap()
+        self.T = self.true[self.own].inverse().pose(pose_at(0.0, 0.0, 0.0))
+        self.see(self.own, 0.0, 0.0, 0.0)
+        self.empty = square_view(0.0, 0.0, 0.0, (0, "", self.own), UNIT)
+        middle = np.array([[60, 0]], np.int16)
+        marks = np.concatenate((self.empty.marks, middle))
+        self.crowded = dataclasses.replace(self.empty, marks=marks)
+        for stamp in range(1, 4):
+            frame = dataclasses.replace(self.frame(self.T), stamp_ns=stamp)
+            self.table.path.add_pose(frame, self.T, self.own)
+            view = dataclasses.replace(self.crowded, stamp_ns=stamp)
+            self.map.add(view, self.T, IDENTITY, **given)
+
+    def look(self, view, count=1, every_ns=200_000_000):
+        """Frames at 5 Hz that are no keyframes."""
+        for _ in range(count):
+            stamp = self.map._stamps[""] + every_ns
+            if self.map.is_due("", stamp, pose_at(0.0, 0.0, 0.0)):
+                self.map.look(dataclasses.replace(view, stamp_ns=stamp), self.T, IDENTITY)
+
+    @property
+    def cell(self):
+        """The cell of the person."""
+        where = UNIT * self.empty.cell * np.array([60.5, 0.5])
+        grid = self.map.grid(IDENTITY)
+        column, row = ((where - grid.origin) // RES).astype(int)
+        return grid.cells[row, column]
+
+
+@pytest.mark.parametrize("waiting", [False, True])
+def test_a_standing_camera_sees_within_a_second_what_is_gone(waiting):
+    """Also while its keyframes wait for measured depth."""
+    drive = Standing(waiting=waiting)
+    assert drive.cell == 100
+    drive.look(drive.empty, 5)
+    assert drive.cell == 0
     assert len(drive.map.views()) == 4
+    drive.look(drive.empty, 10)
+    drive.look(drive.crowded, 5)
+    assert drive.cell == 100
+
+
+def test_what_a_standing_camera_has_seen_outlasts_a_correction():
+    drive = Standing()
+    drive.look(drive.empty, 5)
+    drive.map.restore(())  # all is carved anew
+    drive.windows()
+    assert drive.cell == 0
+
+
+def test_a_moving_camera_looks_once_a_second():
+    there, elsewhere = pose_at(0.0, 0.0, 0.0), pose_at(0.1, 0.0, 0.0)
+    turned = pose_at(0.0, 0.0, np.radians(3))
+    drive = Standing()
+    assert not drive.map.is_due("", 100_000_000, there)
+    assert drive.map.is_due("", 200_000_000, there)
+    for T in (elsewhere, turned):
+        assert not drive.map.is_due("", 500_000_000, T)
+        assert drive.map.is_due("", 2_000_000_000, T)
+        assert drive.map.is_due("", -2_000_000_000, T)
+    assert not drive.map.is_due("another", 2_000_000_000, there)
+
+
+class Far(Drive):
+    """A camera that drives along x, and sees a square room around it everywhere."""
+
+    def go(self, xs, y=0.0):
+        for i, x in enumerate(xs):
+            submap = self.submap() if i % KEYFRAMES == 0 else len(self.true) - 1
+            T = self.true[submap].inverse().pose(pose_at(x, y, 0))
+            self.table.path.add_pose(self.frame(T), T, submap)
+            self.map.add(square_view(0, 0, 0, (self.count, "", submap), UNIT), T, IDENTITY)
+            self.map.end_window(IDENTITY)
+            self.count += 1
+
+    def known(self, low, high):
+        """Number of known cells between two x."""
+        grid = self.map.grid(IDENTITY)
+        x = grid.origin[0] + (np.arange(grid.cells.shape[1]) + 0.5) * RES
+        return int((grid.cells[:, (x > low) & (x < high)] >= 0).sum())
+
+
+def test_what_was_left_behind_is_there_again_when_the_camera_returns():
+    drive = Far()
+    drive.go(np.arange(0.0, 40.0, 2.0))
+    before = drive.known(0, 20)
+    drive.go(np.arange(40.0, 100.0, 2.0))
+    assert drive.known(0, 20) == 0
+    drive.go(np.arange(100.0, 30.0, -2.0))
+    drive.windows()
+    assert drive.known(0, 20) > 0.98 * before > 1000
+
+
+def test_a_place_that_is_left_for_good_is_not_carved_again():
+    drive = Far()
+    drive.go(np.arange(0.0, 200.0, 2.0))
+    assert drive.windows() == 0
+
+
+def test_a_large_map_that_is_carved_anew_has_what_is_near(monkeypatch):
+    monkeypatch.setattr(floor_grid, "MOST_CELLS", (140 * 20) ** 2)
+    drive = Far()
+    drive.go(np.arange(0.0, 200.0, 2.0))
+    before = drive.known(150, 200)
+    drive.correct({0: moved(0.1)})
+    assert drive.windows() > 0
+    assert drive.known(150, 200) == pytest.approx(before, rel=0.02)
+    assert before > 1000
+
+
+def test_small_cells_leave_room_for_what_is_near():
+    fine = OccupancyMap(MapTable(), 0.01)
+    side = 2 * (fine._radius + 5.0 + floor_grid.BLOCK * 0.01) / 0.01
+    assert side**2 < floor_grid.MOST_CELLS
+    assert OccupancyMap(MapTable(), RES)._radius == occupancy.RADIUS

@@ -43,6 +43,16 @@ def test_a_beam_that_was_seen_free_only_near_by_is_unknown():
     assert np.isnan(ranges).all()
 
 
+@pytest.mark.parametrize("height", [0.1, 0.15, 0.2, 0.3, 0.5])
+def test_a_low_camera_sees_that_nothing_is_there(height):
+    """Its rows of pixels meet the floor far apart before the range."""
+    ahead = np.abs(ANGLES) < np.radians(30)
+    wall, pallet = Solid((9.0, -50, 0), (9.2, 50, 2.5)), Solid((3.6, -50, 0), (4.6, 50, 0.22))
+    assert np.isposinf(scan(camera_at(height), [wall])[ahead]).mean() > 0.95
+    before = np.abs(ANGLES) < np.radians(20)  # where the pallet is within the range
+    assert not np.isposinf(scan(camera_at(height), [wall, pallet])[before]).any()
+
+
 def test_a_ray_over_a_chair_does_not_say_that_none_is_there():
     ranges = scan(camera_at(1.0, -30.0))  # looks up: sees nothing lower than 1 m
     assert np.isnan(ranges).all()

@@ -76,6 +76,18 @@ def test_without_up_or_metres_there_is_no_grid(values, level):
     assert pipeline.scene_map.occupancy() is None
 
 
+def test_a_camera_on_the_floor_by_its_mount_carves_nothing():
+    def without_height(T_room_camera):
+        T = level_of(T_room_camera)
+        T[2, 3] = 0.0
+        return T
+
+    frames = walked()[1][:7]
+    pipeline = pipeline_of(frames)
+    push(pipeline, frames, without_height)
+    assert pipeline.scene_map.occupancy() is None
+
+
 @pytest.mark.slow
 def test_the_floor_may_lie_below_the_base():
     frames = walked()[1][:7]

@@ -85,7 +85,7 @@ def errors(grid, solid, seen):
 def view_of(depth, K, T_level_camera, frame=(1, "", 0), unit=1.0):
     """The floor view of a frame with depth in metres."""
     seen = sight(depth, K, T_level_camera, BAND)
-    return floor_view(frame, seen.marks, seen.clearing, T_level_camera, unit, RES / 2)
+    return floor_view(frame, seen.marks, seen.floor, T_level_camera, unit, RES / 2)
 
 
 # A pipeline that sees a room from a level base; its windows are exact.
