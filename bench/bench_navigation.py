@@ -2,7 +2,9 @@
 """Obstacles and free space in rendered rooms: missed and false cells of Nav2's costmap, and time.
 
 The costmap is the model of Nav2's code in test/support/costmap.py with the parameters that
-`da3_ros nav2-config` writes. Transforms are exact, so that errors are those of depth alone.
+`da3_ros nav2-config` writes. Transforms are exact, so that errors are those of depth alone. Of a
+network there are two rows more: with each frame's own scale known, and the grid of the map, by its
+own poses and the depth that its keyframes have in the end.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,7 +26,7 @@ from scipy.spatial.transform import Rotation
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "test"))
 
-from support.driving import DrivenRoom, drive, robots_frames, total
+from support.driving import Driven, DrivenRoom, drive, robots_frames, total
 from support.solids import K, Solid, camera_at, depth_of, in_level
 
 from da3_ros.config import ObstacleConfig, PipelineConfig, config_from_parameters
@@ -34,13 +37,15 @@ from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera, SyntheticFrame
 from da3_ros.synthetic.demo_settings import PACE, RATE_HZ
 from da3_ros.synthetic.evaluation import resize_nearest
+from da3_ros.synthetic.odometry import base_below
 from da3_ros.synthetic.truth import Noise, TruthSession
-from da3_ros.types import Array, Frame
+from da3_ros.types import Array, Frame, TrackedFrame
 
 NOISES = {
     "exact": Noise(), "pixels 2 %": Noise(independent=0.02), "smooth 2 %": Noise(smooth=0.02),
     "frames 2 %": Noise(per_frame=0.02),
 }  # fmt: skip
+SCALED, GRID = "network, frames scaled", "network, grid"
 
 
 def settings(options: argparse.Namespace, model: str) -> PipelineConfig:
@@ -85,9 +90,20 @@ def open_network(config: PipelineConfig) -> Session:
     return open_networks(config)[0]
 
 
-def driven(options: argparse.Namespace, model: str, noise: Noise | None) -> dict[str, Any]:
-    """Returns a row: the shares over all rooms and walks."""
-    config, found = settings(options, model), []
+def with_own_scale(frame: TrackedFrame, true: SyntheticFrame) -> TrackedFrame:
+    """Returns a frame whose depth has the true scale as a whole."""
+    exact = resize_nearest(true.depth, frame.depth_m.shape)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.log(exact / frame.depth_m)
+    factor = np.float32(np.exp(np.median(logs[np.isfinite(logs)])))
+    return replace(frame, depth_m=frame.depth_m * factor)
+
+
+def driven(
+    options: argparse.Namespace, model: str, name: str, noise: Noise | None
+) -> list[dict[str, Any]]:
+    """Returns rows: the shares over all rooms and walks, by a name of the errors of depth."""
+    config, found = settings(options, model), defaultdict[str, list[Driven]](list)
     for walk in options.walks:
         for seed in options.seeds:
             camera = SyntheticCamera(
@@ -101,12 +117,39 @@ def driven(options: argparse.Namespace, model: str, noise: Noise | None) -> dict
             else:
                 open_session = partial(open_network, config)
             known = with_known_scale(config, open_session(), given, frames)
-            room = DrivenRoom(camera.room, known, float(frames[0].T_room_camera[2, 3]))
-            found.append(drive(room, Pipeline(known, open_session()), given, frames))
+            height_m = float(frames[0].T_room_camera[2, 3])
+            room, pipeline = (
+                DrivenRoom(camera.room, known, height_m),
+                Pipeline(known, open_session()),
+            )
+            found[name].append(drive(room, pipeline, given, frames))
+            if model != "truth":
+                found[GRID].append(of_grid(room, pipeline, frames[0]))
+                again = DrivenRoom(camera.room, known, height_m)
+                scaled = Pipeline(known, open_session())
+                found[SCALED].append(drive(again, scaled, given, frames, change=with_own_scale))
             if options.verbose:
-                results_file.show({"walk": walk, "room": seed} | found[-1].shares())
-    both = total(found)
-    return {"rooms": len(found), "seen": both.seen, "marked": both.marked} | both.shares()
+                for what, ways in found.items():
+                    results_file.show({"walk": walk, "room": seed, "depth": what}
+                                      | ways[-1].shares())  # fmt: skip
+    return [row_of(what, ways) for what, ways in found.items()]
+
+
+def of_grid(room: DrivenRoom, pipeline: Pipeline, first: SyntheticFrame) -> Driven:
+    """Returns the counts of the grid of a way's map, which begins at the base below the first
+    camera."""
+    list(pipeline.flush())
+    pipeline.scene_map.finish_depth()
+    grid = pipeline.scene_map.occupancy(finished=True)
+    assert grid is not None
+    return room.result_of(grid, base_below(first.T_room_camera))
+
+
+def row_of(name: str, ways: Sequence[Driven]) -> dict[str, Any]:
+    """Returns the shares over all ways."""
+    both = total(ways)
+    counts = {"rooms": len(ways), "seen": both.seen, "marked": both.marked}
+    return {"depth": name} | counts | both.shares()
 
 
 THINGS = {  # at distance x: lowest and highest corner, metres
@@ -189,8 +232,10 @@ def main() -> None:
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for name, noise in NOISES.items() if options.model == "truth" else (("network", None),):
-        rows.append({"depth": name} | driven(options, options.model, noise))
-        results_file.show(rows[-1])
+        made = driven(options, options.model, name, noise)
+        rows += made
+        for row in made:
+            results_file.show(row)
     found: dict[str, Any] = {"rows": rows}
     if options.model == "truth":
         found |= {"time": timed((504, 378)), "things": things()}

@@ -6,7 +6,7 @@ Frames go through pipeline, messages and costmap as on a robot: nothing is hande
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import cv2
@@ -18,6 +18,7 @@ from da3_ros.config import PipelineConfig
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.messages.build import RosbagsLibrary
 from da3_ros.messages.outputs import Outputs
+from da3_ros.navigation.floor_grid import FREE, OCCUPIED, OccupancyGrid
 from da3_ros.navigation.nav2_config import RESOLUTION_M, CostmapRequest, costmap_text
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic.camera import SyntheticFrame
@@ -137,7 +138,21 @@ class DrivenRoom:
 
     def result(self) -> Driven:
         """Returns the counts so far."""
-        costs = self.costmap.costs[: self.shape[0], : self.shape[1]]
+        return self._counted(self.costmap.costs[: self.shape[0], : self.shape[1]])
+
+    def result_of(self, grid: OccupancyGrid, T_room_map: Array) -> Driven:
+        """Returns the counts of a grid of the map instead, whose pose in the room is [4, 4]."""
+        rows, columns = np.indices(self.shape)
+        xy = self.origin + (np.stack((columns, rows), -1) + 0.5) * RESOLUTION_M
+        T = invert_pose(T_room_map)
+        cell = np.floor((xy @ T[:2, :2].T + T[:2, 3] - grid.origin) / grid.resolution).astype(int)
+        inside = ((cell >= 0) & (cell < grid.cells.shape[::-1])).all(-1)
+        costs = np.full(self.shape, UNKNOWN, np.uint8)
+        values = grid.cells[cell[inside][:, 1], cell[inside][:, 0]]
+        costs[inside] = np.select([values == OCCUPIED, values == FREE], [LETHAL, 0], UNKNOWN)
+        return self._counted(costs)
+
+    def _counted(self, costs: Array) -> Driven:
         marked, wanted = costs == LETHAL, self.outline & (self._seen >= PIXELS)
         return Driven(
             seen=int(wanted.sum()), missed=int((wanted & ~_grown(marked)).sum()),
@@ -154,12 +169,17 @@ def _grown(cells: Array) -> Array:
 def drive(
     room: DrivenRoom, pipeline: Pipeline, given: Sequence[Frame],
     truth: Sequence[SyntheticFrame], within_m: float = 3.0,
+    change: Callable[[TrackedFrame, SyntheticFrame], TrackedFrame] = lambda frame, true: frame,
 ) -> Driven:  # fmt: skip
-    """Drives a way; transforms are exact, as a robot's own odometry gives them."""
+    """Drives a way; transforms are exact, as a robot's own odometry gives them.
+
+    change: returns what is published instead of a frame, by the true one.
+    """
     true = {f.stamp_ns: f for f in truth}
     for frame in given:
         for tracked in pipeline.push(frame):
-            room.receive(tracked, true[tracked.stamp_ns].T_room_camera)
+            shown = change(tracked, true[tracked.stamp_ns])
+            room.receive(shown, true[tracked.stamp_ns].T_room_camera)
             if tracked.scale.metric:
                 room.see(true[tracked.stamp_ns], within_m)
     return room.result()
