@@ -23,7 +23,9 @@ FEWEST = 2  # neighbours of eight that a marking pixel needs on its surface
 BEYOND = 0.3  # metres that rays clear beyond the range: costmaps end them some cells early
 STEEPER = 0.05  # height per distance that may be an error, below the floor
 EDGE = 0.05  # height over the floor at which the edge of a way down marks, metres
-FLOOR_EVERY = 2  # of the judged pixels along each side, clearing ones
+# Of the rows of judged pixels, clearing ones. Of all columns: else rays pass a cell on both sides,
+# and a camera that stands never clears what has gone between two of them.
+CLEARING_ROWS = 2
 LEAST_HEIGHT = 0.02  # of a camera over the floor, metres
 UPWARDS = np.cos(np.radians(30.0))  # cosine to up, from which on a camera looks at the ceiling
 
@@ -80,7 +82,7 @@ def sight(
             is_drop = whole & (run * edge <= config.max_range)
             marks = np.concatenate((marks, judged.points(is_drop, edge)))
     few = np.zeros(judged.z.shape, bool)
-    few[::FLOOR_EVERY, ::FLOOR_EVERY] = True
+    few[::CLEARING_ROWS] = True
     floor_points = judged.points(few & is_floor, judged.z)
     return Sighting(
         marks, floor_points, judged.points(few & ends_over, end), judged.points(few & is_low, end)
