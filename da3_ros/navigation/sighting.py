@@ -17,6 +17,7 @@ from da3_ros.config import ObstacleConfig, PipelineConfig
 from da3_ros.types import Array, FloatImage
 
 COLUMNS = 168  # pixels along the longer side that are judged, each by the median around it
+BESIDE = 0.012  # tangent between judged columns, at most: less than a cell at most ranges
 SLOPE = 0.02  # height per distance that may be an error of level and depth: still floor
 SAME = 0.1  # logarithm of depths, by which neighbours are of one surface
 FEWEST = 2  # neighbours of eight that a marking pixel needs on its surface
@@ -126,13 +127,13 @@ class _Judged:
         step = max(1, max(depth.shape) // (3 * COLUMNS))  # of large images, for their time
         depth, K = depth[step // 2 :: step, step // 2 :: step], _thinned(K, step)
         step = max(1, round(max(depth.shape) / COLUMNS))
-        first = step // 2
+        columns = max(1, int(min(step, BESIDE * K[0, 0])))  # more of them of a wide field of view
         # Unknown is nearest and sky farthest, so that a median is never between the two.
         filled = np.where(np.isnan(depth), np.float32(-1), np.minimum(depth, np.float32(1e9)))
-        middle = cv2.medianBlur(filled, 5)[first::step, first::step]
+        middle = cv2.medianBlur(filled, 5)[step // 2 :: step, columns // 2 :: columns]
         z = np.where(middle <= 0, np.float32(np.nan), middle).astype(np.float32)
         z[middle >= 1e9] = np.inf
-        return cls(z, _rays(depth.shape, step, K))
+        return cls(z, _rays(depth.shape, (step, columns), K))
 
     def points(self, chosen: NDArray[np.bool_], z: FloatImage) -> FloatImage:
         """Returns the points [N, 3] of the ``chosen`` [h, w] at depths ``z`` [h, w]."""
@@ -160,10 +161,9 @@ def _thinned(K: Array, step: int) -> Array:
     return out
 
 
-def _rays(shape: tuple[int, ...], step: int, K: Array) -> FloatImage:
-    """Returns the rays [h, w, 3] of every ``step``-th pixel at depth 1, camera axes."""
-    u = np.arange(step // 2, shape[1], step) + 0.5
-    v = np.arange(step // 2, shape[0], step) + 0.5
+def _rays(shape: tuple[int, ...], steps: tuple[int, int], K: Array) -> FloatImage:
+    """Returns the rays [h, w, 3] of pixels at depth 1, camera axes; steps: of rows and columns."""
+    v, u = (np.arange(step // 2, n, step) + 0.5 for step, n in zip(steps, shape, strict=True))
     x = (u - K[0, 2]) / K[0, 0]
     y = (v - K[1, 2]) / K[1, 1]
     rays = np.ones((len(v), len(u), 3), np.float32)

@@ -1,14 +1,17 @@
 """What a robot's costmap has after a way: pipeline, messages and Nav2's rules together."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from support.costmap import LETHAL
 from support.driving import DrivenRoom, drive, robots_frames, total
 from support.pipelines import settings
-from support.solids import K, Solid, camera_at, depth_of
+from support.solids import SIZE, K, Solid, camera_at, depth_of
 
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera
+from da3_ros.synthetic.camera import intrinsics
 from da3_ros.synthetic.evaluation import resize_nearest
 from da3_ros.synthetic.rooms import make_room
 from da3_ros.synthetic.truth import Noise, TruthSession
@@ -66,6 +69,18 @@ def frame(depth, T, number):
 @pytest.mark.parametrize(("thing_m", "wall_m"), [(1.5, 3.0), (1.5, 50.0), (3.5, 4.3), (3.6, 50.0)])
 def test_a_thing_that_is_gone_is_cleared_within_a_second(thing_m, wall_m, T, noise):
     """Also by a camera that stands, whose rays pass the same voxels each time."""
+    assert_cleared(thing_m, wall_m, T, noise, K)
+
+
+@pytest.mark.parametrize("fov_deg", [100.0, 110.0])
+def test_a_wide_field_of_view_clears_too(fov_deg):
+    wide = intrinsics(SIZE, fov_deg)
+    assert_cleared(3.5, 50.0, camera_at(1.0, 10.0), 0.02, wide)
+    assert_cleared(3.5, 50.0, camera_at(0.3), 0.0, wide)
+
+
+def assert_cleared(thing_m, wall_m, T, noise, K):
+    """A thing marks, and does not any more a second after it is gone. K: of the camera."""
     room = DrivenRoom(make_room(1), settings(), float(T[2, 3]))
     rng = np.random.default_rng(0)
     place = room.origin + np.array([0.3, 0.05 * room.shape[0] / 2])
@@ -76,9 +91,10 @@ def test_a_thing_that_is_gone_is_cleared_within_a_second(thing_m, wall_m, T, noi
 
     def marked_at_thing(first, solids):
         for number in range(first, first + 5):
-            depth = depth_of(T, solids)
+            depth = depth_of(T, solids, K=K)
             depth = depth * np.exp(noise * rng.normal(size=depth.shape))
-            room.receive(frame(depth.astype(np.float32), T, number), T_room)
+            one = dataclasses.replace(frame(depth.astype(np.float32), T, number), K=K)
+            room.receive(one, T_room)
         x, y = np.meshgrid(*((np.arange(n) + 0.5) * 0.05 for n in room.shape[::-1]))
         x, y = x + room.origin[0] - place[0], y + room.origin[1] - place[1]
         near = (np.abs(x - thing_m - 0.1) < 0.4) & (np.abs(y) < 0.4) & (x < wall_m - 0.2)
