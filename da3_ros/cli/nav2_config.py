@@ -46,6 +46,10 @@ def add_nav2_config(commands: Any) -> None:
         help="horizontal and vertical field of view, degrees; for stvl, which clears by it",
     )  # fmt: skip
     nav2.add_argument("--node", default="/da3", help="full name of the node (default: /da3)")
+    nav2.add_argument(
+        "--cameras", nargs="+", default=[], metavar="NAME",
+        help="the node's cameras, if it has several: two sources for each",
+    )  # fmt: skip
     nav2.add_argument("--output", type=Path, metavar="FILE", help="default: standard output")
     nav2.set_defaults(run=_run_nav2_config)
 
@@ -64,6 +68,7 @@ def _run_nav2_config(options: argparse.Namespace) -> int:
             layer=options.layer,
             node=options.node,
             fov_deg=_field_of_view(options.fov) if options.fov else None,
+            cameras=tuple(options.cameras),
         )
     )
     if options.output is None:

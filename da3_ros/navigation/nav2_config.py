@@ -19,6 +19,7 @@ from da3_ros.parameter_schema import ConfigError
 
 LAYERS = ("voxel", "stvl")
 NODE_NAME = re.compile(r"(/[A-Za-z_][A-Za-z0-9_]*)+")
+CAMERA_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 RESOLUTION_M = 0.05  # side of a cell, and the least height of a voxel
 MOST_LEVELS = 16  # of a VoxelLayer
@@ -38,6 +39,8 @@ class CostmapRequest:
     robot_height_m: what is higher, the robot passes beneath. max_range_m, floor_z_m: the node's
     ``obstacles.max_range`` and ``level.floor_z``. node: full name. fov_deg: horizontal and
     vertical field of view, for STVL alone, which clears by it; None: it clears by time alone.
+    cameras: names of several cameras of a rig (the node's ``cameras``), with the height of the
+    highest and the field of view of each; empty: one without a name.
     """
 
     camera_height_m: float
@@ -47,6 +50,13 @@ class CostmapRequest:
     layer: str = "voxel"
     node: str = "/da3"
     fov_deg: tuple[float, float] | None = None
+    cameras: tuple[str, ...] = ()
+
+    @property
+    def inputs(self) -> list[tuple[str, str]]:
+        """What begins the names of sources, and of topics, of each camera."""
+        names = [(f"{name}_", f"{self.node}/{name}/points") for name in self.cameras]
+        return names or [("", f"{self.node}/points")]
 
     def check(self) -> None:
         """Raises ConfigError, which names the option of `da3_ros nav2-config`."""
@@ -58,6 +68,9 @@ class CostmapRequest:
             raise ConfigError(f"--layer {self.layer!r}: one of {', '.join(LAYERS)}")
         if not NODE_NAME.fullmatch(self.node):
             raise ConfigError(f"--node {self.node!r}: write the node's full name, such as /da3")
+        for name in self.cameras:
+            if not CAMERA_NAME.fullmatch(name) or self.cameras.count(name) > 1:
+                raise ConfigError(f"--cameras {name!r}: names as in the node's cameras, each once")
         for angle in self.fov_deg or ():
             _check_range("--fov", angle, 5.0, 170.0, "degrees")
         if self.fov_deg and self.layer != "stvl":
@@ -123,6 +136,8 @@ def _command(request: CostmapRequest) -> str:
             words.append(f"{option} {value if isinstance(value, str) else f'{value:g}'}")
     if request.fov_deg:
         words.append("--fov {:g}x{:g}".format(*request.fov_deg))
+    if request.cameras:
+        words.append(f"--cameras {' '.join(request.cameras)}")
     return " ".join(words)
 
 
@@ -197,7 +212,8 @@ def _voxel_rows(request: CostmapRequest) -> list[Row]:
     floor, top = request.floor_z_m, request.floor_z_m + levels.end_m
     reach = math.hypot(request.max_range_m + BEYOND, levels.end_m - levels.begin_m)
     longest = float(math.ceil(reach))  # ray in the grid; the node's range is along the floor
-    topic = f"{request.node}/points"
+    sources = [source for prefix, topic in request.inputs
+               for source in _voxel_sources(request, prefix, topic, longest)]  # fmt: skip
     return [
         ("plugin", "nav2_costmap_2d::VoxelLayer", ""),
         ("enabled", True, ""),
@@ -211,19 +227,26 @@ def _voxel_rows(request: CostmapRequest) -> list[Row]:
         ("min_obstacle_height", -EVERY_HEIGHT_M, "m; of this layer: it limits marking alone"),
         ("max_obstacle_height", _round(top), "m; the grid's end"),
         ("publish_voxel_map", False, "true: for RViz, on the topic voxel_grid"),
-        ("observation_sources", "obstacles clearing", ""),
-        ("obstacles", [
+        ("observation_sources", " ".join(name for name, _, _ in sources), ""),
+        *sources,
+    ]  # fmt: skip
+
+
+def _voxel_sources(request: CostmapRequest, prefix: str, topic: str, longest: float) -> list[Row]:
+    """The two sources of a camera; longest: ray in the grid, metres."""
+    return [
+        (f"{prefix}obstacles", [
             *_source(f"{topic}/obstacles", marking=True, clearing=True),
             ("min_obstacle_height", -EVERY_HEIGHT_M,
              "m; the node has left out the floor, and z may drift"),
-            ("max_obstacle_height", _round(floor + request.robot_height_m),
+            ("max_obstacle_height", _round(request.floor_z_m + request.robot_height_m),
              "m; what is higher is no obstacle; the default, 0.0, drops all"),
             ("obstacle_max_range", longest, "m; the node cuts earlier: obstacles.max_range"),
             ("obstacle_min_range", 0.0, "m"),
             ("raytrace_max_range", longest, "m; what is behind clears what has gone"),
             ("raytrace_min_range", 0.0, "m"),
         ], "what marks"),
-        ("clearing", [
+        (f"{prefix}clearing", [
             *_source(f"{topic}/clearing", marking=False, clearing=True),
             ("min_obstacle_height", -EVERY_HEIGHT_M, "m; no ray is cut: noise puts floor below 0"),
             ("max_obstacle_height", EVERY_HEIGHT_M, "m; rays to the ceiling clear too"),
@@ -245,9 +268,9 @@ def _source(topic: str, *, marking: bool, clearing: bool) -> list[Row]:
     ]  # fmt: skip
 
 
-def _stvl_rows(request: CostmapRequest, unknown: bool) -> list[Row]:
-    topic = f"{request.node}/points/obstacles"
-    sources: list[Row] = [("obstacles", [
+def _stvl_sources(request: CostmapRequest, prefix: str, topic: str) -> list[Row]:
+    """The sources of a camera; topic: of its obstacles."""
+    sources: list[Row] = [(f"{prefix}obstacles", [
         ("topic", topic, ""),
         ("data_type", "PointCloud2", ""),
         ("marking", True, ""),
@@ -265,7 +288,7 @@ def _stvl_rows(request: CostmapRequest, unknown: bool) -> list[Row]:
     ], "what marks")]  # fmt: skip
     if request.fov_deg:
         horizontal, vertical = (round(math.radians(angle), 4) for angle in request.fov_deg)
-        sources.append(("clearing", [
+        sources.append((f"{prefix}clearing", [
             ("topic", topic, "only stamp and frame count: STVL clears by a frustum"),
             ("data_type", "PointCloud2", ""),
             ("marking", False, ""),
@@ -279,6 +302,12 @@ def _stvl_rows(request: CostmapRequest, unknown: bool) -> list[Row]:
             ("expected_update_rate", 0.0, "STVL never counts a clearing source as updated"),
             ("clear_after_reading", True, "else the last frustum goes on clearing"),
         ], "shortens the decay of what is in view and not seen again"))  # fmt: skip
+    return sources
+
+
+def _stvl_rows(request: CostmapRequest, unknown: bool) -> list[Row]:
+    sources = [source for prefix, topic in request.inputs
+               for source in _stvl_sources(request, prefix, f"{topic}/obstacles")]  # fmt: skip
     return [
         ("plugin", "spatio_temporal_voxel_layer/SpatioTemporalVoxelLayer", ""),
         ("enabled", True, ""),

@@ -168,6 +168,32 @@ def test_stvl_clears_buffers_and_by_the_field_of_view_that_is_given():
         assert seen["track_unknown_space"] == (name == "global_costmap")
 
 
+@pytest.mark.parametrize("name", ["local_costmap", "global_costmap"])
+def test_each_camera_of_a_rig_marks_and_clears(name):
+    model = Costmap.from_parameters(parameters(name, cameras=("front", "left")))
+    if name == "global_costmap":
+        model.receive_map("/da3/map/occupancy", np.full((400, 400), -1, np.int8), 0.05, (-10, -10))
+    T = looking_at_box(0.3)
+    for number, camera in enumerate(("front", "left")):
+        for step, box in enumerate((True, False)):
+            seen = sight(depth_of(T, box), K, T, ObstacleConfig())
+            stamp_s = number + 0.2 * step
+            for what, points in (("obstacles", seen.marks), ("clearing", seen.clearing)):
+                assert model.receive(f"/da3/{camera}/points/{what}", points, T, stamp_s) == 1
+            assert (model.update(stamp_s) == LETHAL).any() == box
+
+
+def test_each_camera_of_a_rig_has_its_frustum():
+    layer = parameters(layer="stvl", fov_deg=(90.0, 60.0), cameras=("front", "left"))[
+        "camera_layer"
+    ]
+    names = layer["observation_sources"].split()
+    assert names == ["front_obstacles", "front_clearing", "left_obstacles", "left_clearing"]
+    assert {layer[n]["topic"] for n in names} == {
+        "/da3/front/points/obstacles", "/da3/left/points/obstacles",
+    }  # fmt: skip
+
+
 # The file
 
 
@@ -179,17 +205,17 @@ def test_the_committed_file_is_what_the_command_writes(tmp_path):
 
 
 def test_options_change_topics_ranges_and_the_line_on_top(capsys):
-    words = "--camera-height 1.5 --max-range 3 --robot-height 0.6 --node /robot/eye"
+    words = "--camera-height 1.5 --max-range 3 --robot-height 0.6 --node /robot/eye --cameras a b"
     assert main(["nav2-config", *words.split(" ")]) == 0
     text = capsys.readouterr().out
     assert f"da3_ros nav2-config {words}" in text
     layer = yaml.safe_load(text)["local_costmap"]["local_costmap"]["ros__parameters"]
     assert layer["width"] == 8
-    source = layer["camera_layer"]["obstacles"]
-    assert source["topic"] == "/robot/eye/points/obstacles"
+    source = layer["camera_layer"]["a_obstacles"]
+    assert source["topic"] == "/robot/eye/a/points/obstacles"
     assert source["max_obstacle_height"] == 0.6
     assert 3.0 < source["obstacle_max_range"] < 5.0
-    assert layer["camera_layer"]["clearing"]["raytrace_max_range"] > 3.0 + BEYOND
+    assert layer["camera_layer"]["b_clearing"]["raytrace_max_range"] > 3.0 + BEYOND
 
 
 @pytest.mark.parametrize(
@@ -204,6 +230,8 @@ def test_options_change_topics_ranges_and_the_line_on_top(capsys):
         ("--camera-height 1 --node /a\n#", "--node '/a"),
         ("--camera-height 1 --layer stvl --fov 90", "--fov '90': write degrees as"),
         ("--camera-height 1 --layer stvl --fov 9x200", "--fov 200: 5 to 170 degrees"),
+        ("--camera-height 1 --cameras a a", "--cameras 'a': names as in the node's cameras"),
+        ("--camera-height 1 --cameras a/b", "--cameras 'a/b': names as in"),
         ("--camera-height 1 --fov 90x60", "--fov is for --layer stvl"),
     ],
 )
