@@ -12,7 +12,8 @@ metres, where the poses of the saved walk fit the truth best.
 ``elsewhere``: the same with frames of another walk through the room, which see a part of the map
 from elsewhere (30 % of the frames or more within 1 m and 40 degrees of a frame of the map), and go
 on for 60 frames: errors where the camera is found, and at the end.
-``--views 1`` verifies locations by a pair of images instead of three and three.
+``--views 1`` verifies locations by a pair of images instead of three and three. ``--measured``
+gives the saved keyframes depth as images have measured it, and not as the network gave it.
 ``others``: the same with frames of another room, and of look-alikes: rooms with the surfaces of
 the saved one, in another size and with other furniture. A hint lets everything be looked at, also
 what does not look similar; a look is a window that is verified. None may be joined.
@@ -40,6 +41,7 @@ import cv2
 import numpy as np
 import results_file
 import torch
+from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 from tqdm import tqdm
 
@@ -48,12 +50,14 @@ from da3_ros.export.recognition_file import append_recognition, load_recognition
 from da3_ros.export.scene_file import load_scene, save_scene
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.inference import open_networks
+from da3_ros.keyframe_store.array_spill import Arrays
+from da3_ros.keyframe_store.disk_limit import DiskLimit
 from da3_ros.keyframe_store.journal import JournalReader, JournalWriter
-from da3_ros.keyframe_store.store import JOURNAL
+from da3_ros.keyframe_store.store import JOURNAL, StoredScene
 from da3_ros.mapping import loop_candidates
 from da3_ros.mapping.graph_solution import Node
 from da3_ros.mapping.loop_closure import LoopClosure
-from da3_ros.mapping.map_table import MapTable, OverlapView
+from da3_ros.mapping.map_table import KeyframeFile, MapTable, OverlapView
 from da3_ros.mapping.pose_graph import Edge
 from da3_ros.mapping.pose_hint import PoseHint
 from da3_ros.mapping.recognition import Recognition
@@ -102,9 +106,12 @@ class Bench:
         """Walks a room and saves its scene; returns its folder, and the similarity to the truth,
         in metres."""
         pipeline = Pipeline(self.config, self.session)
+        if self.options.measured:
+            pipeline.store(run_of(folder), None, DiskLimit(), wait=True)
         for frame in self.frames(room, poses, STEP_NS):
             list(pipeline.push(frame))
         list(pipeline.flush())
+        pipeline.scene_map.finish_recording()
         save_scene(pipeline.snapshot(), folder)
         ours = np.array([p.T_map_camera for p in pipeline.poses()])
         fit = fit_poses(ours, poses[: len(ours)])
@@ -114,9 +121,47 @@ class Bench:
 
     def resumed(self, folder: Path) -> Pipeline:
         """Returns a pipeline that begins in a saved scene."""
-        pipeline = Pipeline(self.config, self.session)
-        pipeline.resume(load_scene(folder))
+        pipeline, saved = Pipeline(self.config, self.session), load_scene(folder)
+        if self.options.measured:
+            assert saved.recognition is not None
+            saved = replace(saved, recognition=with_measured(saved.recognition, run_of(folder)))
+        pipeline.resume(saved)
         return pipeline
+
+
+def run_of(folder: Path) -> Path:
+    """Returns the folder of what the run of a saved scene has stored."""
+    return folder.with_name(folder.name + "-run")
+
+
+@dataclasses.dataclass
+class MeasuredFile:
+    """A file of saved keyframes, with depth as images have measured it."""
+
+    file: KeyframeFile
+    factor: Array  # [h, w] measured depth over the network's
+
+    def arrays(self, index: int) -> tuple[Arrays, NDArray[np.bool_] | None]:
+        """Returns the arrays of a keyframe, as ``KeyframeFile``."""
+        (image, pixels, depth, confidence), valid = self.file.arrays(index)
+        return [image, pixels, depth * self.factor.reshape(-1)[pixels], confidence], valid
+
+
+def with_measured(recognition: Recognition, run: Path) -> Recognition:
+    """Returns what recognises a map, with the measured depth that its run has stored."""
+    factors = {}
+    with StoredScene.open(run) as stored:
+        for key in stored.measured:
+            dense, keyframe = stored.load_measured(key), stored.load(key)
+            known = np.isfinite(keyframe.depth) & np.isfinite(dense.depth) & (keyframe.depth > 0)
+            factor = dense.depth / np.where(known, keyframe.depth, 1)
+            factors[stored.frames[key].stamp_ns] = np.where(known, factor, 1)
+    keyframes = [
+        replace(k, file=MeasuredFile(k.file, factors[k.view.stamp_ns]))
+        if k.file is not None and k.view.stamp_ns in factors else k
+        for k in recognition.keyframes
+    ]  # fmt: skip
+    return replace(recognition, keyframes=tuple(keyframes))
 
 
 def walk_of(room: Room, number: int, frames: int) -> Array:
@@ -409,6 +454,7 @@ def main() -> None:
         "--views", type=int, default=loop_candidates.VIEWS_PER_SIDE,
         help="views of each side in the window that verifies a location",
     )  # fmt: skip
+    parser.add_argument("--measured", action="store_true", help="depth as images measured it")
     parser.add_argument("--keyframes", type=int, nargs="+", default=[100, 1000, 10000])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from da3_ros.geometry.lens import FOCAL, KNOWN, Lens
+from da3_ros.geometry.lens import FOCAL, K1, KNOWN, Lens
 from da3_ros.refinement.bundle import Bundle, adjust
 from da3_ros.refinement.map_bundle import (
     CONNECTED,
@@ -41,11 +41,16 @@ HELD_OUT = 5  # one track of so many only judges
 # Standard deviations of the stated calibration: logarithm of the focal length; principal point, in
 # focal lengths; k1, k2.
 STATED = (0.05, 0.02, 0.02, 0.1, 0.1)
+# The same where tracks do not show the focal length, as those of a camera that goes sideways, or
+# where something else than the lens is wrong, as a rolling shutter, which looks like a focal
+# length or a principal point: what is radial shows all the same. Not zero: the solution divides
+# by them.
+DISTORTION = (1e-5, 1e-5, 1e-5, 0.1, 0.1)
 LOOSER = 10.0  # than in an adjustment: poses were found with the calibration that is in doubt
 USUAL_PX = 0.2  # noise of a feature; what exceeds it does not average out
-# Noise of features with more of which no lens is measured: something else than the lens is wrong,
-# as a rolling shutter, and would be taken for it.
-MOST_PX = 0.35
+# Noise of features, with more of which something else than the lens is wrong; with far more, no
+# lens is measured.
+MOST_PX, FAR_TOO_MUCH_PX = 0.35, 0.7
 # Factor on standard deviations: errors of tracks are not those of independent features. Right
 # calibrations of rendered rooms have squared errors of up to 8 times their variances without it.
 DEPENDENT = 2.5
@@ -88,11 +93,19 @@ def measured_lens(views: Sequence[MapView], matches: MapMatches) -> LensEstimate
     used = MapTracks.of(views, [t for k, t in enumerate(tracks) if k % HELD_OUT != HELD_OUT // 2])
     if used.count < CONNECTED or judges.count < CONNECTED // HELD_OUT:
         return None
-    found = _solved(views, used, STATED)
+    found, sigma = _solved(views, used, STATED), STATED
+    if found is None:
+        return None
+    focal_sigma = found.sigma(FOCAL)
+    if not (focal_sigma < FOCAL_SIGMA and found.noise_px < MOST_PX):
+        if not found.shows_distortion:  # else a wrong focal length would be taken for one
+            return None
+        found, sigma = _solved(views, used, DISTORTION), DISTORTION
     if found is None or not found.counts(views[0]):
         return None
     half = len(views) // 2
-    if not _halves_agree(found.lens, views[: len(views) - half], views[half:], matches):
+    halves = views[: len(views) - half], views[half:]
+    if not _halves_agree(found.lens, halves, matches, sigma):
         return None
     stated = _solved(views, used, ())
     if stated is None:
@@ -100,7 +113,7 @@ def measured_lens(views: Sequence[MapView], matches: MapMatches) -> LensEstimate
     before, after = (one.error_of(judges) for one in (stated, found))
     if not after < BETTER * before:
         return None
-    return LensEstimate(found.lens, found.sigma(FOCAL), after, before, len(views))
+    return LensEstimate(found.lens, focal_sigma, after, before, len(views))
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +133,7 @@ class _Solved:
     def counts(self, view: MapView) -> bool:
         """Whether the lens differs from the stated one, is determined, and is one at all."""
         errors, shape = self.lens.errors, view.features.shape
-        if self.noise_px > MOST_PX:
+        if self.noise_px > FAR_TOO_MUCH_PX:
             return False
         if not (np.isfinite(self.covariance).all() and (np.abs(errors) < FARTHEST).all()):
             return False
@@ -131,6 +144,14 @@ class _Solved:
         if not min(self.against(KNOWN), self.against(only_row)) > CERTAIN:
             return False
         return _rms(self.lens.shift_px(view.K, shape)) > LEAST_SHIFT * shape[1]
+
+    @property
+    def shows_distortion(self) -> bool:
+        """Whether tracks show a distortion beside whatever else the lens is."""
+        if not np.isfinite(self.covariance).all():
+            return False
+        errors, covariance = self.lens.errors[K1:], self.covariance[K1:, K1:]
+        return float(errors @ np.linalg.solve(covariance, errors)) > CERTAIN
 
     def against(self, lens: Lens) -> float:
         """Returns the squared errors of another lens over the variances of this one."""
@@ -184,12 +205,12 @@ def _solved(
 
 
 def _halves_agree(
-    lens: Lens, first: Sequence[MapView], second: Sequence[MapView], matches: MapMatches
+    lens: Lens, halves: Sequence[Sequence[MapView]], matches: MapMatches, sigma: tuple[float, ...]
 ) -> bool:
     """Whether each half of the keyframes alone speaks for the lens, and against the stated one."""
-    for views in (first, second):
+    for views in halves:
         tracks = chosen(joined_tracks(views, matches.of(views)), len(views))
-        own = _solved(views, MapTracks.of(views, tracks), STATED) if tracks else None
+        own = _solved(views, MapTracks.of(views, tracks), sigma) if tracks else None
         if own is None or not np.isfinite(own.covariance).all():
             return False
         if not own.against(lens) < HALVES * own.against(KNOWN):

@@ -90,21 +90,49 @@ def test_a_lens_that_no_track_determines_is_left_alone():
     assert lens_of(keyframes(lens, poses=poses)) is None
 
 
+@pytest.mark.parametrize("focal", [0.0, np.log(1.05)], ids=("right", "short"))
+@pytest.mark.parametrize("k1", [-0.1, 0.1])
+def test_distortion_is_measured_where_the_focal_length_is_not(k1, focal):
+    poses = turning(turn_deg=0.0)
+    poses[:, 1:3, 3] = 0.0
+    found = lens_of(keyframes(Lens(focal, k1=k1), poses=poses))
+    assert found is not None
+    assert abs(found.lens.focal) < 1e-3  # as stated: nothing says otherwise
+    assert found.lens.k1 == pytest.approx(k1 * np.exp(2 * focal), abs=0.03)
+    assert found.focal_sigma > 0.015
+
+
 def test_a_lens_that_changes_on_the_way_is_left_alone():
     short, right = keyframes(Lens(focal=np.log(1.1))), keyframes()
     assert lens_of(short[: COUNT // 2] + right[COUNT // 2 :]) is None
 
 
-def test_tracks_that_fit_no_lens_well_leave_the_calibration_alone():
-    """What else is wrong, as a rolling shutter, would be taken for the lens."""
-    rng = np.random.default_rng(0)
-    noisy = []
-    for view in keyframes(Lens(focal=np.log(1.1))):
-        pixel = view.features.pixel + rng.normal(0, 0.35, view.features.pixel.shape)
-        noisy.append(
+def noisy(views, pixels):
+    rng, out = np.random.default_rng(0), []
+    for view in views:
+        pixel = view.features.pixel + rng.normal(0, pixels, view.features.pixel.shape)
+        out.append(
             dataclasses.replace(view, features=dataclasses.replace(view.features, pixel=pixel))
         )
-    assert lens_of(noisy) is None
+    return out
+
+
+def test_tracks_that_fit_no_lens_well_leave_the_focal_length_alone():
+    """What else is wrong, as a rolling shutter, would be taken for it."""
+    assert lens_of(noisy(keyframes(Lens(focal=np.log(1.1))), 0.35)) is None
+
+
+def test_tracks_that_fit_no_lens_well_still_show_what_is_radial():
+    found = lens_of(noisy(keyframes(Lens(centre_y=0.01, k1=-0.12)), 0.35))
+    assert found.lens.k1 == pytest.approx(-0.12, abs=0.05)
+    assert np.abs(found.lens.errors[:3]).max() < 1e-3
+    assert lens_of(noisy(keyframes(Lens(k1=-0.12)), 0.8)) is None
+
+
+@pytest.mark.parametrize("turn_deg", [0.0, 3.0, 12.0])
+def test_noise_alone_bends_no_lens(turn_deg):
+    poses = turning(turn_deg=turn_deg)
+    assert lens_of(noisy(keyframes(poses=poses, wrong=0.2), 0.4)) is None
 
 
 def test_a_principal_point_that_is_only_lower_is_left_alone():
