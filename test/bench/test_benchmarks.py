@@ -449,6 +449,8 @@ def test_places_are_looked_for_in_saved_scenes(tmp_path):
     small = ("--rooms", "1", "--walk", "8", "--frames", "3", "--starts", "1", "--others", "1")
     report, text = run("bench_recognition.py", "restarts", *small, tmp_path=tmp_path)
     assert report["summary"]["restarts"] == len(report["rows"]) == 1
+    measured, _ = run("bench_recognition.py", "restarts", "--measured", *small, tmp_path=tmp_path)
+    assert len(measured["rows"]) == 1
     report, _ = run("bench_recognition.py", "others", *small, tmp_path=tmp_path)
     assert {row["kind"] for row in report["rows"]} == {"other", "look-alike"}
     report, text = run("bench_recognition.py", "cost", "--keyframes", "40", tmp_path=tmp_path)
