@@ -35,6 +35,29 @@ def load(monkeypatch):
         sys.modules.pop(name, None)
 
 
+def test_plans_are_made_again_and_what_was_measured_stays(tmp_path):
+    """The pages have the plans of today."""
+    plans = {"predicted_mib", "predicted_to_measured", "planned_gib"}
+    for name in ("memory-cpu-no-amx.json", "memory-cpu.json", "quality.json"):
+        data = json.loads((BENCH / "results" / name).read_text())
+        rows = [row | dict.fromkeys(row.keys() & plans, 1.0) for row in data["rows"]]
+        (tmp_path / name).write_text(json.dumps(data | {"rows": rows}))
+    files = sorted(tmp_path.glob("*.json"))
+    done = programs.run(BENCH / "plan_again.py", *files)
+    assert done.returncode == 0, done.stderr
+    for path in files:
+        data, again = (json.loads(p.read_text()) for p in (BENCH / "results" / path.name, path))
+        assert again["planned_at"]
+        assert {k: v for k, v in again.items() if k not in ("rows", "planned_at")} == {
+            k: v for k, v in data.items() if k not in ("rows", "planned_at")
+        }
+        for new, old in zip(again["rows"], data["rows"], strict=True):
+            assert {k: new[k] for k in plans & new.keys()} == pytest.approx(
+                {k: old[k] for k in plans & old.keys()}, rel=1e-6
+            )
+            assert new.items() - old.items() <= {(k, new[k]) for k in plans & new.keys()}
+
+
 def run(tmp_path, script, *arguments):
     out = tmp_path / "out.json"
     done = programs.run(BENCH / script, *arguments, "--out", out)
