@@ -90,7 +90,7 @@ class OccupancyMap(MapListener):
         # Where each camera was in the map as it goes out [4, 4], at its newest view but for those
         # while it stood.
         self._stood: dict[str, Array] = {}
-        self._looks: list[tuple[FloorView, Array]] = []  # newest looks, and poses in their submaps
+        self._looks: list[FloorView] = []  # newest looks
         self._shown = self._empty(Similarity(1.0, np.eye(3), np.zeros(3)))
         self._next: _Carved | None = None  # is carved, while the other one is shown
         self._corrected = self._stale = False  # whether submaps, or views in them, have moved
@@ -152,16 +152,16 @@ class OccupancyMap(MapListener):
         for key, waits in list(self._newest.items()):
             if not waits:  # else measured depth would carve all anew
                 self._settle(key, T_ros_map)
-        self._looks.append((view, T_submap_camera))
-        if len(self._looks) > LOOKS * len({view.camera for view, _ in self._looks}):
+        self._looks.append(view)
+        if len(self._looks) > LOOKS * len({view.camera for view in self._looks}):
             self._settle_look(T_ros_map)
         self.revision += 1
 
     def _settle_look(self, T_ros_map: Similarity) -> None:
         """Carves the oldest look into the grid."""
-        view, T = self._looks.pop(0)
+        view = self._looks.pop(0)
         if self._shown.places:
-            self._carve_at(self._shown.grid, view, T, T_ros_map)
+            self._carve_look(self._shown.grid, view, T_ros_map)
 
     def _note(self, view: FloorView, T_ros_camera: Array) -> None:
         camera, stamp_ns = view.key
@@ -248,9 +248,15 @@ class OccupancyMap(MapListener):
             T = self._pose(submap, key)
             if T is not None:
                 self._carve_at(grid, self._views[submap][key], T, T_ros_map)
-        for view, T in self._looks:
-            self._carve_at(grid, view, T, T_ros_map)
+        for view in self._looks:
+            self._carve_look(grid, view, T_ros_map)
         return grid.occupancy()
+
+    def _carve_look(self, grid: FloorGrid, view: FloorView, T_ros_map: Similarity) -> None:
+        camera, stamp_ns = view.key
+        T = self.table.path.pose_at(stamp_ns, camera, view.submap)
+        if T is not None:
+            self._carve_at(grid, view, np.vstack((T, (0, 0, 0, 1))), T_ros_map)
 
     def _carve_at(
         self, grid: FloorGrid, view: FloorView, T_submap_camera: Array, T_ros_map: Similarity

@@ -144,6 +144,20 @@ def test_refinement_corrects_the_pose_at_which_a_camera_stands():
     assert path.poses().rows["T"][:, 0, 3].tolist() == [0.3, 0.3]
 
 
+def test_a_frame_of_a_camera_that_stood_has_the_pose_at_which_it_stood():
+    held = store()
+    end = stay(held, 0, 10, keyframe=True)
+    stay(held, end, 1, 0.5)
+    path = held.table.path
+    stood = path.poses().rows["T"][0]
+    for i in (0, 4, 9):
+        np.testing.assert_array_equal(path.pose_at(i * STEP_NS, "", 0), stood)
+    assert path.pose_at(end * STEP_NS, "", 0)[0, 3] == pytest.approx(0.5, abs=2 * NOISE_M)
+    assert path.pose_of(4 * STEP_NS, "", 0) is None
+    for unknown in ((-1, "", 0), (11 * STEP_NS, "", 0), (0, "rear", 0), (0, "", 1)):
+        assert path.pose_at(*unknown) is None
+
+
 def test_a_saved_scene_has_the_ends_of_a_standing_stretch(tmp_path):
     held = store()
     end = stay(held, 0, 100, keyframe=True)

@@ -300,6 +300,8 @@ class Standing(Drive):
         """Frames at 5 Hz that are no keyframes."""
         for _ in range(count):
             stamp = self.map._stamps[""] + every_ns
+            frame = dataclasses.replace(self.frame(self.T), stamp_ns=stamp, keyframe=False)
+            self.table.path.add_pose(frame, self.T, self.own)
             if self.map.is_due("", stamp, pose_at(0.0, 0.0, 0.0)):
                 self.map.look(dataclasses.replace(view, stamp_ns=stamp), self.T, IDENTITY)
 
