@@ -62,8 +62,18 @@ def matrix(results: Sequence[Result]) -> str:
     parts = []
     for result in results:
         rows = table(result.rows, MATRIX)
-        parts.append(f"{provenance([result])}{_setting(result)}\n{rows}{_summary(result)}")
+        about = f"{provenance([result])}{_setting(result)}{_versions(result)}"
+        parts.append(f"{about}\n{rows}{_summary(result)}")
     return "\n".join(parts)
+
+
+def _versions(result: Result) -> str:
+    """Returns which commits the rows are of, if they are of several."""
+    commits = dict.fromkeys(row["commit"] for row in result.rows if "commit" in row)
+    if len(commits) < 2:
+        return ""
+    named = ", ".join(commits)
+    return f"* The rows are of commits {named}: compare those of one.\n"
 
 
 def _setting(result: Result) -> str:

@@ -132,6 +132,15 @@ PUBLISHED = {
 }
 
 
+def test_a_matrix_of_several_versions_says_so(clone):
+    data = matrix_rows()
+    assert "commits" not in page_of(clone("matrix", matrix__a=data))
+    for row, commit in zip(data["rows"], ("abc1", "abc2", "abc1"), strict=True):
+        row["commit"] = commit
+    page = page_of(clone("matrix", matrix__a=data))
+    assert "* The rows are of commits abc1, abc2: compare those of one." in page
+
+
 def test_a_matrix_names_its_machine_its_setting_and_what_did_not_run(clone):
     page = page_of(clone("matrix", matrix__a=matrix_rows()))
     assert (
