@@ -19,19 +19,27 @@ def run(
     stderr: as ``subprocess``; None: that of this process. The command's own children, as those of
     a compiler, end with it. Raises subprocess.TimeoutExpired after ``timeout`` seconds.
     """
+    starts, asked = True, False
+
+    def end(*_: object) -> None:
+        """Ends this process as an exception does, so that its children end too; once there are
+        some that can be ended."""
+        nonlocal asked
+        asked = True
+        if not starts:
+            sys.exit(128 + signal.SIGTERM)
+
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _exit)
+        signal.signal(signal.SIGTERM, end)
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True
     ) as process:
         try:
+            starts = False
+            if asked:
+                sys.exit(128 + signal.SIGTERM)
             out, err = process.communicate(timeout=timeout)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
     return subprocess.CompletedProcess(words, process.returncode, out, err)
-
-
-def _exit(*_: object) -> None:
-    """Ends this process as an exception does, so that its children end too."""
-    sys.exit(128 + signal.SIGTERM)
