@@ -31,15 +31,18 @@ class OwnPoses:
     submap: Array  # [N] ids
     T_submap_camera: Array  # [N, 4, 4] metres
     standing_ns: Array  # [N] how long the camera stood from there to the next pose; 0: it moved
+    keyframe: Array  # [N] whether it is one
 
     @staticmethod
     def of(rows: Array, lengths: Mapping[int, float]) -> OwnPoses:
         """Returns poses of rows of a trajectory; lengths: metres per unit of each submap."""
-        rows = since_jump(rows, lengths)
+        rows = rows[np.isin(rows["submap"], list(lengths))]
+        back = np.flatnonzero(np.diff(rows["stamp_ns"]) < 0)
+        rows = rows[back[-1] + 1 if len(back) else 0 :]
         T = np.tile(np.eye(4), (len(rows), 1, 1))
         T[:, :3] = rows["T"]
         T[:, :3, 3] *= _of(lengths, rows["submap"])[:, None]
-        return OwnPoses(rows["stamp_ns"], rows["submap"], T, rows["standing_ns"])
+        return OwnPoses(rows["stamp_ns"], rows["submap"], T, rows["standing_ns"], rows["keyframe"])
 
     def at(self, stamps: Array, poses: SubmapPoses, chain: Mapping[int, int]) -> tuple[
         Array, Array, Array
@@ -70,15 +73,16 @@ class OwnPoses:
         back = {id: invert_pose(pose) for id, pose in poses.items()}
         return found, submap, _of(back, submap) @ T_map_camera
 
+    def beside(self, stamp_ns: int, submap: int) -> int:
+        """Returns the index of the pose in a submap that is nearest in time; of a keyframe, if
+        there is one: a full path drops those last. The submap has at least one pose."""
+        own = self.submap == submap
+        keyframes = own & self.keyframe
+        some = np.flatnonzero(keyframes if keyframes.any() else own)
+        return int(some[np.argmin(np.abs(self.stamps[some] - stamp_ns))])
+
     def _placed(self, index: Array, poses: SubmapPoses) -> Array:
         return _of(poses, self.submap[index]) @ self.T_submap_camera[index]
-
-
-def since_jump(rows: Array, submaps: Collection[int]) -> Array:
-    """Returns a trajectory's rows in some submaps since the last time jump."""
-    rows = rows[np.isin(rows["submap"], list(submaps))]
-    back = np.flatnonzero(np.diff(rows["stamp_ns"]) < 0)
-    return rows[back[-1] + 1 if len(back) else 0 :]
 
 
 def measured_poses_of(

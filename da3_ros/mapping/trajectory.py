@@ -249,23 +249,25 @@ class Trajectory:
     def pose_of(self, stamp_ns: int, camera: str, submap: int) -> Array | None:
         """Returns the pose [3, 4] of one of the newest frames in the frame of its submap; None if
         it is not stored."""
-        rows = self._rows[max(0, self._size - NEWEST) : self._size]
-        if camera not in self._cameras:
-            return None
-        same = (rows["camera"] == self._cameras.index(camera)) & (rows["submap"] == submap)
-        found = rows["T"][same & (rows["stamp_ns"] == stamp_ns)]
+        rows = self._newest_rows(camera, submap)
+        found = rows["T"][rows["stamp_ns"] == stamp_ns]
         return found[-1].copy() if len(found) else None
 
     def pose_at(self, stamp_ns: int, camera: str, submap: int) -> Array | None:
         """Returns the pose [3, 4] of one of the newest frames in the frame of its submap, that at
         which its camera stood then if it is not stored itself; None: neither is."""
+        rows = self._newest_rows(camera, submap)
+        passed = stamp_ns - rows["stamp_ns"]
+        found = rows["T"][(passed >= 0) & (passed <= rows["standing_ns"])]
+        return found[-1].copy() if len(found) else None
+
+    def _newest_rows(self, camera: str, submap: int) -> NDArray[np.void]:
+        """Returns a copy of a camera's rows in a submap, of the newest ones."""
         rows = self._rows[max(0, self._size - NEWEST) : self._size]
         if camera not in self._cameras:
-            return None
-        own = (rows["camera"] == self._cameras.index(camera)) & (rows["submap"] == submap)
-        passed = stamp_ns - rows["stamp_ns"]
-        found = rows["T"][own & (passed >= 0) & (passed <= rows["standing_ns"])]
-        return found[-1].copy() if len(found) else None
+            return rows[:0]
+        own = rows["camera"] == self._cameras.index(camera)
+        return rows[own & (rows["submap"] == submap)]
 
     def move(self, frames: Sequence[PoseInSubmap]) -> None:
         """Replaces the poses of frames; one that is not stored stays so."""

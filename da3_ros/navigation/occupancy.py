@@ -34,9 +34,8 @@ NEWEST = 8
 WAITING = 64  # newest views that may wait for measured depth
 PIECE = 16  # views that are carved again after a window, but at least those of a submap
 MEMORY = 64 << 20  # bytes of views; the oldest leave first
-RADIUS = (
-    60.0  # metres from the newest camera, beyond which there is no grid; less if cells are small
-)
+# Metres from the newest camera, beyond which there is no grid; less if cells are small.
+RADIUS = 60.0
 SIDE = int(MOST_CELLS**0.5) // 2 - 6 * BLOCK  # cells of that, so that what is near finds room
 RETURN = 0.8  # of it, within which views that have left the grid come back
 

@@ -18,7 +18,7 @@ import numpy as np
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.anchors import KNOWN_RAD, Anchor, Anchored, placement, solve_anchored
-from da3_ros.mapping.following import OwnPoses, correction_to, largest_move, since_jump
+from da3_ros.mapping.following import OwnPoses, correction_to, largest_move
 from da3_ros.mapping.graph_solution import Correction, Problem
 from da3_ros.mapping.scene import REFERENCE
 from da3_ros.mapping.submap_spill import Submap
@@ -192,7 +192,6 @@ class Anchoring:
         metres = T_ros_map.scale
         lengths = {id: s.T_map_submap.scale * metres for id, s in submaps.items()}
         rows = poses.rows[poses.rows["camera"] == poses.cameras.index(camera)]
-        rows = since_jump(rows, lengths)
         own = OwnPoses.of(rows, lengths)
         if not len(own.stamps):
             return
@@ -202,9 +201,13 @@ class Anchoring:
         chain = {id: s.chain for id, s in submaps.items()}
         found, submap, T_submap_camera = own.at(stamps, rigid, chain)
         for i, id, T in zip(found.tolist(), submap.tolist(), T_submap_camera, strict=True):
-            T[:3, 3] /= lengths[id]
+            k = own.beside(given[i].stamp_ns, id)
+            T_frame_camera = invert_pose(own.T_submap_camera[k]) @ T
+            for pose in (T, T_frame_camera):  # from metres
+                pose[:3, 3] /= lengths[id]
             anchor = Anchor(given[i], id, T)
-            self._held.append(_beside(anchor, rows[rows["submap"] == id], camera))
+            frame = int(own.stamps[k]), camera
+            self._held.append(_Held(given[i], id, frame, T_frame_camera))
             base = anchor.base(T_ros_map @ submaps[id].T_map_submap)
             off = float(np.linalg.norm((base - anchor.given.T_ros_base)[:2, 3]))
             self._fits &= off < FITS * anchor.sigma_m
@@ -317,20 +320,6 @@ class Anchoring:
         alone = np.zeros(7) if confirmed else np.repeat([0.0, ALONE_RAD, ALONE_M], [1, 3, 3])
         covariance = J @ (found.covariance + np.diag(alone**2)) @ J.T
         return replace(out, followed=False, anchored=True, covariance=covariance)
-
-
-def _beside(anchor: Anchor, rows: Array, camera: str) -> _Held:
-    """Returns an anchor relative to the nearest in time of a camera's frames in its submap.
-
-    rows: of a trajectory, at least one. A keyframe is preferred: a full path drops them last.
-    """
-    keyframes = rows[rows["keyframe"]]
-    rows = keyframes if len(keyframes) else rows
-    row = rows[np.argmin(np.abs(rows["stamp_ns"] - anchor.given.stamp_ns))]
-    T = np.eye(4)
-    T[:3] = row["T"]
-    T_frame_camera = invert_pose(T) @ anchor.T_submap_camera
-    return _Held(anchor.given, anchor.submap, (int(row["stamp_ns"]), camera), T_frame_camera)
 
 
 def _key(given: GlobalPose) -> tuple[float, ...]:
