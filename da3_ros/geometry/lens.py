@@ -46,6 +46,11 @@ class Lens:
         """[5], from ``FOCAL`` to ``K2``."""
         return np.array([self.focal, self.centre_x, self.centre_y, self.k1, self.k2])
 
+    @property
+    def is_radial(self) -> bool:
+        """Whether only the distortion is not as stated."""
+        return not self.errors[:K1].any()
+
     def K(self, stated: Array) -> Array:
         """Returns K [3, 3] without the distortion, of a stated K."""
         return np.asarray(with_lens(stated[None], self.errors[None])[0])

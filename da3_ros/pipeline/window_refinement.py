@@ -330,6 +330,8 @@ class WindowRefinement:
 def described(found: LensEstimate) -> str:
     """Returns what a lens is beside the camera_info, in words."""
     lens = found.lens
+    if lens.is_radial:
+        return f"radial distortion k1 {lens.k1:+.3f}, k2 {lens.k2:+.3f}, the rest stays as stated"
     return (
         f"focal length {100 * math.expm1(lens.focal):+.1f} % (standard deviation "
         f"{100 * found.focal_sigma:.1f} %), principal point {lens.centre_x:+.3f} and "

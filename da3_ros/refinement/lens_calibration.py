@@ -67,7 +67,8 @@ class LensEstimate:
     """A lens by the tracks of keyframes."""
 
     lens: Lens
-    focal_sigma: float  # standard deviation of the logarithm of its focal length
+    # Standard deviation of the logarithm of its focal length, also where that stays as stated.
+    focal_sigma: float
     error_px: float  # of tracks that only judge
     error_before_px: float  # the same with the stated calibration
     views: int
@@ -113,7 +114,8 @@ def measured_lens(views: Sequence[MapView], matches: MapMatches) -> LensEstimate
     before, after = (one.error_of(judges) for one in (stated, found))
     if not after < BETTER * before:
         return None
-    return LensEstimate(found.lens, focal_sigma, after, before, len(views))
+    lens = found.lens if sigma is STATED else Lens(k1=found.lens.k1, k2=found.lens.k2)
+    return LensEstimate(lens, focal_sigma, after, before, len(views))
 
 
 @dataclass(frozen=True, eq=False)

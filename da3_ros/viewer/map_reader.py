@@ -52,6 +52,7 @@ class _Sent:
     holder: weakref.ref[object]
     revision: int
     stride: int
+    count: int
 
     def is_current(self, holder: object, revision: int, stride: int) -> bool:
         return (self.holder(), self.revision, self.stride) == (holder, revision, stride)
@@ -73,11 +74,14 @@ class MapReader:
         path = view.trajectory.sample(ids, MAX_PATH, MAX_KEYFRAMES).moved(view.submap_poses)
         own = [s for s in view.submaps if s.component == view.component]
         shown = [s for s in own if store.points.is_in_memory(s) and store.points.point_count(s)]
-        # The disk has the others: what the viewer got of them stays.
+        # The disk has the others: what the viewer got of them stays, as far as there is room.
         kept = [s for s in own if s.id in self._sent and not store.points.is_in_memory(s)]
         poses = {s.id: view.submap_poses[s.id] for s in (*kept, *shown)}
         newest = path.rows["T"][-1, :, 3] if len(path) else np.zeros(3)
-        points, complete = self._changed(store, shown, poses, newest)
+        sizes = np.array([store.points.point_count(s) for s in shown], np.int64)
+        gone, most = self._without_room(kept, poses, newest, int(sizes.sum()))
+        poses = {id: T for id, T in poses.items() if id not in gone}
+        points, complete = self._changed(store, shown, sizes, poses, newest, most)
         poses = {id: T for id, T in poses.items() if id in self._sent}
         self._sent = {id: self._sent[id] for id in poses}
         chains = {s.id: s.chain for s in store.all_submaps().values()}
@@ -87,18 +91,32 @@ class MapReader:
             len(set(view.component_of.values()) - {view.component}), complete,
         )  # fmt: skip
 
+    def _without_room(
+        self, kept: list[Submap], poses: Mapping[int, Similarity], camera: Array, in_memory: int
+    ) -> tuple[set[int], int]:
+        """Returns the ids of the farthest submaps on the disk, which leave the viewer, and how
+        many points of others it may have beside those that stay.
+
+        in_memory: points of submaps that are not on the disk; half of the room is theirs.
+        """
+        counts = np.array([self._sent[s.id].count for s in kept], np.int64)
+        order = np.argsort(_distances(kept, poses, camera), kind="stable")
+        room = self.most - min(in_memory, self.most // 2)
+        taken = np.cumsum(counts[order])
+        fit = int(np.searchsorted(taken, room, "right"))
+        stays = int(taken[fit - 1]) if fit else 0
+        return {kept[i].id for i in order[fit:]}, self.most - stays
+
     def _changed(
-        self,
-        store: SubmapStore,
-        shown: list[Submap],
-        poses: Mapping[int, Similarity],
-        camera: Array,
-    ) -> tuple[dict[int, ShownPoints], bool]:
-        """Returns the points that the viewer has not got, and whether these are all."""
-        sizes = np.array([store.points.point_count(s) for s in shown], np.int64)
-        centres = np.array([poses[s.id].t for s in shown]).reshape(-1, 3)
-        distances = _steps(np.linalg.norm(centres - camera, axis=1))
-        strides = chosen_strides(sizes, distances, self.most)
+        self, store: SubmapStore, shown: list[Submap], sizes: Array,
+        poses: Mapping[int, Similarity], camera: Array, most: int,
+    ) -> tuple[dict[int, ShownPoints], bool]:  # fmt: skip
+        """Returns the points that the viewer has not got, and whether these are all.
+
+        sizes: points of the submaps that are ``shown`` [N]. most: of them that it may have.
+        """
+        distances = _distances(shown, poses, camera)
+        strides = chosen_strides(sizes, distances, most)
         out: dict[int, ShownPoints] = {}
         room = MAX_POINTS_AT_ONCE
         for i in np.argsort(distances, kind="stable"):
@@ -111,13 +129,16 @@ class MapReader:
                 return out, False
             cloud = store.points.cloud_slice(submap, slice(None, None, stride))
             out[submap.id] = ShownPoints(cloud.xyz, cloud.rgb)
-            self._sent[submap.id] = _Sent(weakref.ref(holder), revision, stride)
+            self._sent[submap.id] = _Sent(weakref.ref(holder), revision, stride, len(cloud))
             room -= len(cloud)
         return out, True
 
 
-def _steps(distances: Array) -> Array:
-    """Returns distances in steps, so that a trembling camera does not change what is nearest."""
+def _distances(submaps: list[Submap], poses: Mapping[int, Similarity], camera: Array) -> Array:
+    """Returns the distances [N] of submaps from a place [3], in steps, so that a trembling camera
+    does not change what is nearest."""
+    centres = np.array([poses[s.id].t for s in submaps]).reshape(-1, 3)
+    distances = np.linalg.norm(centres - camera, axis=1)
     return np.asarray(np.round(STEPS * np.log2(np.maximum(distances, 1e-3))))
 
 

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 from support.scenes import frame, full_store, pose, store
 
+from da3_ros.config import MapConfig
 from da3_ros.geometry.poses import T_ROS_MAP
 from da3_ros.geometry.similarity import IDENTITY, Similarity
+from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.mapping.graph_solution import Correction
 from da3_ros.mapping.pose_graph import Edge
+from da3_ros.mapping.submaps import SubmapStore
 from da3_ros.viewer import map_reader
 from da3_ros.viewer.map_reader import MAX_PATH, MapReader
 
@@ -74,6 +77,27 @@ def test_a_correction_moves_submaps_without_sending_points():
     assert mirror.sent == 0
     assert_equal(mirror, held)
     np.testing.assert_allclose(mirror.last.submaps[first].scale, 1.1, rtol=0.2)
+
+
+@pytest.mark.parametrize("in_memory", [1500, 6000])
+def test_a_map_whose_points_go_to_the_disk_is_shown_in_bounds(tmp_path, in_memory):
+    """For as long as it grows: what was sent is sent again to each page that is opened."""
+    most = 1500
+    held = SubmapStore(
+        MapConfig(voxel_m=1e-3, keep_images=False, remove_movers=False, max_points=in_memory),
+        ArraySpill(tmp_path, background=False),
+    )
+    mirror, largest = Mirror(most), 0
+    for i in range(200):
+        held.add_frame(frame(i, pose(0.3 * i), seed=i))
+        mirror.take(held)
+        largest = max(largest, sum(len(p.xyz) for p in mirror.points.values()))
+    spilled = [s for s in held.submaps.values() if not held.points.is_in_memory(s)]
+    assert len(spilled) > 5
+    assert most // 2 < largest <= most
+    near = max(held.submaps)
+    assert near in mirror.points
+    assert min(held.submaps) not in mirror.points  # the farthest
 
 
 def test_points_that_are_removed_or_averaged_anew_are_sent_again():
