@@ -73,7 +73,11 @@ def is_of_page(data: Any) -> bool:
         return all(map(_is_finite, message.values()))
     if kind == "GuiUpdateMessage":
         updates = message.get("updates")
-        return isinstance(updates, dict) and set(updates) == {"value"}
+        return (
+            isinstance(updates, dict)
+            and set(updates) == {"value"}
+            and _is_finite(updates["value"])
+        )
     return False
 
 

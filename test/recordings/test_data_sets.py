@@ -351,6 +351,18 @@ def test_cameras_of_a_data_set_are_chosen_by_name(kept, walk):
     assert "has image_2 | image_0" in refused(kept["kitti"], "left")
 
 
+def test_blank_lines_are_neither_poses_nor_times(kept, tmp_path):
+    again = tmp_path / "dataset"
+    shutil.copytree(kept["kitti"].parent.parent, again)
+    for file in (*again.glob("poses/*.txt"), *again.glob("sequences/*/times.txt")):
+        first, *others = file.read_text().splitlines()
+        file.write_text("\n".join([first, "", *others, ""]))
+    true = read_true_poses(kept["kitti"], "image_2")
+    found = read_true_poses(again / "sequences" / kept["kitti"].name, "image_2")
+    np.testing.assert_array_equal(found.T_truth_camera, true.T_truth_camera)
+    np.testing.assert_array_equal(found.stamps_ns, true.stamps_ns)
+
+
 def test_several_cameras_come_by_stamps_under_their_names(tmp_path, walk):
     write_euroc(tmp_path, *walk)
     write_euroc(tmp_path, *walk, name="cam1")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import signal
 import socket
 import threading
@@ -48,6 +49,8 @@ def test_only_what_the_page_sends_comes_in():
     assert not sent(type="ViewerCameraMessage", fov=float("inf"))
     assert sent(type="GuiUpdateMessage", uuid="a", updates={"value": 3})
     assert not sent(type="GuiUpdateMessage", uuid="a", updates={"update_cb": [1]})
+    assert not sent(type="GuiUpdateMessage", uuid="a", updates={"value": float("inf")})
+    assert not sent(type="GuiUpdateMessage", uuid="a", updates={"value": [1.0, float("nan")]})
     assert not sent(type="GuiUpdateMessage", uuid="a", updates=[])
     for kind in ("FileTransferStartUpload", "FileTransferPart", "ShareUrlRequest", "x", 3):
         assert not sent(type=kind)
@@ -119,6 +122,32 @@ def test_nothing_is_read_while_nobody_looks_and_all_is_sent_to_who_comes():
         running.until(lambda: feed.sent_bytes > 9 * len(held))
         client.close()
         running.until(lambda: feed.watched == 0)
+
+
+def test_a_viewer_that_hangs_delays_nothing():
+    """What it does not read in time is more than its pipe holds."""
+    with Running(offered=Offered("a scene", ["map"], [""], (0.1, 10.0))) as running:
+        feed = running.feed
+        client = Client(running.port)
+        running.until(lambda: feed.watched == 1)
+        os.kill(feed._process._child.pid, signal.SIGSTOP)
+
+        def feeds():
+            for n in range(100):
+                feed.take_frame("map", tracked(n, np.eye(4), ""), T_ROS_MAP, lambda: None)
+                feed.take_map("map", held, T_ROS_MAP)
+                feed.take_state({"state": "active"})
+
+        held = store()
+        for i in range(20):
+            held.add_frame(frame(i, np.eye(4), seed=i))
+        worker = threading.Thread(target=feeds, daemon=True)
+        worker.start()
+        worker.join(60)
+        alive = worker.is_alive()
+        os.kill(feed._process._child.pid, signal.SIGCONT)
+        assert not alive
+        client.close()
 
 
 def test_a_page_that_is_opened_later_gets_the_newest_frame_of_each_camera():

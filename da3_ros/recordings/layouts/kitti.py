@@ -69,10 +69,11 @@ class KittiOdometry(Layout):
         # Camera 0's own poses need no calibration.
         T_camera0_camera = np.eye(4) if camera == "image_0" else _in_camera_0(folder, camera)
         times = _times(folder)
+        image_of = {number: k for k, (number, _) in enumerate(rows(file))}  # blank lines are none
 
         def read(line: tuple[int, str]) -> tuple[int, Array]:
             T = pose_of_matrix(numbers(cells(line[1]), 12))
-            return _stamp(str(line[0] - 1), times, rate_hz), T @ T_camera0_camera
+            return _stamp(str(image_of[line[0]]), times, rate_hz), T @ T_camera0_camera
 
         return read_poses(file, rows(file), read)
 
@@ -84,9 +85,9 @@ def _times(folder: Path) -> dict[int, int] | None:
     if not file.exists():
         return None
     found: dict[int, int] = {}
-    for number, text in rows(file):
+    for k, (number, text) in enumerate(rows(file)):
         try:
-            found[number - 1] = seconds_to_ns(text)
+            found[k] = seconds_to_ns(text)
         except ValueError as error:
             raise RecordingError(f"{file}, line {number}: {error}") from error
     return found
