@@ -31,9 +31,16 @@ def run(
 
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, end)
-    with subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True
-    ) as process:
+    try:
+        process = subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True
+        )
+    except BaseException:  # there is none that can be ended
+        starts = False
+        if asked:
+            sys.exit(128 + signal.SIGTERM)
+        raise
+    with process:
         try:
             starts = False
             if asked:

@@ -89,7 +89,7 @@ class OccupancyMap(MapListener):
         # Where each camera was in the map as it goes out [4, 4], at its newest view but for those
         # while it stood.
         self._stood: dict[str, Array] = {}
-        self._looks: list[FloorView] = []  # newest looks
+        self._looks: dict[tuple[int, Key], FloorView] = {}  # those of the newest that are looks
         self._shown = self._empty(Similarity(1.0, np.eye(3), np.zeros(3)))
         self._next: _Carved | None = None  # is carved, while the other one is shown
         self._corrected = self._stale = False  # whether submaps, or views in them, have moved
@@ -124,16 +124,10 @@ class OccupancyMap(MapListener):
         T_ros_submap = T_ros_map @ self.table.submaps[view.submap].T_map_submap
         self._keep(view)
         self._note(view, T_ros_submap.pose(T_submap_camera))
-        while self._looks:  # they came before it
-            self._settle_look(T_ros_map)
         reach = float(np.linalg.norm(T_submap_camera[:3, 3])) + view.reach
         self._reach[view.submap] = max(self._reach.get(view.submap, 0.0), reach)
         self._newest[view.submap, view.key] = waiting
-        ready = len(self._newest) - NEWEST * len({key[0] for _, key in self._newest})
-        for key, waits in list(self._newest.items())[: max(ready, 0)]:
-            if waits and len(self._newest) <= WAITING:
-                break
-            self._settle(key, T_ros_map)
+        self._settle_oldest(T_ros_map)
         here = T_ros_submap.pose(T_submap_camera)[:2, 3]
         if self._is_shown(view.submap) and np.abs(here).max() < FARTHEST:
             self._here = here
@@ -144,23 +138,28 @@ class OccupancyMap(MapListener):
         """Takes the view of a frame that is no keyframe, which counts until all is carved anew;
         the newest ones after that too.
 
-        A camera that stands makes no keyframes: so it sees what comes and goes.
+        A camera that stands makes no keyframes: so it sees what comes and goes. Its newest looks
+        outvote all that was seen before, also what still waits, so that older ones are dropped.
         """
         T_ros_submap = T_ros_map @ self.table.submaps[view.submap].T_map_submap
         self._note(view, T_ros_submap.pose(T_submap_camera))
-        for key, waits in list(self._newest.items()):
-            if not waits:  # else measured depth would carve all anew
-                self._settle(key, T_ros_map)
-        self._looks.append(view)
-        if len(self._looks) > LOOKS * len({view.camera for view in self._looks}):
-            self._settle_look(T_ros_map)
+        self._newest[view.submap, view.key] = False
+        self._looks[view.submap, view.key] = view
+        own = [key for key, one in self._looks.items() if one.camera == view.camera]
+        for key in own[:-LOOKS]:
+            del self._looks[key], self._newest[key]
         self.revision += 1
 
-    def _settle_look(self, T_ros_map: Similarity) -> None:
-        """Carves the oldest look into the grid."""
-        view = self._looks.pop(0)
-        if self._shown.places:
-            self._carve_look(self._shown.grid, view, T_ros_map)
+    def _settle_oldest(self, T_ros_map: Similarity) -> None:
+        """Carves the oldest of the newest views into the grid, all in the order in which they
+        came: evidence depends on it. A keyframe that waits holds up those after it."""
+        keyframes = [key for key in self._newest if key not in self._looks]
+        ready = len(keyframes) - NEWEST * len({camera for _, (camera, _) in keyframes})
+        for key, waits in list(self._newest.items()):
+            if ready <= 0 or (waits and len(keyframes) <= WAITING):
+                break
+            ready -= key not in self._looks
+            self._settle(key, T_ros_map)
 
     def _note(self, view: FloorView, T_ros_camera: Array) -> None:
         camera, stamp_ns = view.key
@@ -244,11 +243,12 @@ class OccupancyMap(MapListener):
             self.finish(T_ros_map)  # of a loaded scene: there is nothing else to show
         grid = self._shown.grid.copy()
         for submap, key in self._newest:
+            if (submap, key) in self._looks:
+                self._carve_look(grid, self._looks[submap, key], T_ros_map)
+                continue
             T = self._pose(submap, key)
             if T is not None:
                 self._carve_at(grid, self._views[submap][key], T, T_ros_map)
-        for view in self._looks:
-            self._carve_look(grid, view, T_ros_map)
         return grid.occupancy()
 
     def _carve_look(self, grid: FloorGrid, view: FloorView, T_ros_map: Similarity) -> None:
@@ -302,6 +302,10 @@ class OccupancyMap(MapListener):
         """Carves one of the newest views into the grid, where it stays until all is carved
         anew."""
         del self._newest[key]
+        if look := self._looks.pop(key, None):
+            if self._shown.places:
+                self._carve_look(self._shown.grid, look, T_ros_map)
+            return
         submap, T = key[0], self._pose(*key)
         if T is None:
             self._forget([key])
@@ -385,9 +389,10 @@ class OccupancyMap(MapListener):
     def _limit(self, here: Array, radius: float) -> None:
         """Drops what is too far from the newest camera [2], and the oldest views if all take too
         much memory."""
-        self._crop(self._shown, here, min(radius or self._radius, self._radius))
+        shown = min(radius or self._radius, self._radius)
+        self._crop(self._shown, here, shown)
         if self._next is None:
-            self._stale |= self._returns(here)
+            self._stale |= self._returns(here, RETURN * shown)
         if radius:
             places = self._shown.places
             self._forget([k for k, p in places.items() if np.abs(p[:2] - here).max() > radius])
@@ -398,16 +403,18 @@ class OccupancyMap(MapListener):
     def _crop(self, carved: _Carved, here: Array, radius: float) -> None:
         """Drops the blocks of a grid that are too far, and notes whose they were."""
         if carved.grid.crop(here, radius):
-            places = carved.places.items()
-            carved.far |= {k for k, p in places if np.abs(p[:2] - here).max() > radius}
+            carved.far |= {k for k in carved.places if self._farthest(carved, k, here) > radius}
 
-    def _returns(self, here: Array) -> bool:
-        """Whether the camera [2] comes near to views again that have left the grid."""
+    def _returns(self, here: Array, radius: float) -> bool:
+        """Whether all that a view saw which has left the grid, or a part of it, is near to the
+        camera [2] again."""
         shown = self._shown
-        if not shown.far:
-            return False
-        places = np.array([shown.places[key][:2] for key in shown.far])
-        return bool((np.abs(places - here).max(axis=1) < RETURN * self._radius).any())
+        return any(self._farthest(shown, key, here) < radius for key in shown.far)
+
+    def _farthest(self, carved: _Carved, key: tuple[int, Key], here: Array) -> float:
+        """Returns how far what a view has seen is from a place [2], at most."""
+        view, T = self._views[key[0]][key[1]], carved.T_ros_submap[key[0]]
+        return float(np.abs(carved.places[key][:2] - here).max() + T.scale * view.reach)
 
     def _forget(self, keys: Iterable[tuple[int, Key]]) -> None:
         for submap, key in keys:

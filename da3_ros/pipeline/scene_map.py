@@ -514,7 +514,11 @@ class SceneMap(MapListener):
         if dense is None and before:  # it does not hold any more
             dense = nothing_measured(keyframe.depth)
         measured = 0 if dense is None else int(dense.measured.sum())
-        is_new = one.stays or not before or not before / MUCH_MORE < measured < MUCH_MORE * before
+        is_new = (
+            one.stays
+            or before is None
+            or (measured != before and not before / MUCH_MORE < measured < MUCH_MORE * before)
+        )
         if dense is not None and is_new:
             recorder.measure(MeasuredKeyframe(
                 keyframe.camera, keyframe.stamp_ns, keyframe.submap, dense, one.found

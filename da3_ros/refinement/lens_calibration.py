@@ -54,7 +54,10 @@ MOST_PX, FAR_TOO_MUCH_PX = 0.35, 0.7
 # Factor on standard deviations: errors of tracks are not those of independent features. Right
 # calibrations of rendered rooms have squared errors of up to 8 times their variances without it.
 DEPENDENT = 2.5
-FOCAL_SIGMA = 0.015  # largest standard deviation of the logarithm of a focal length that counts
+# Largest standard deviation of the logarithm of a focal length that counts, and of one beside a
+# distortion that does: images of a camera that turns so little that nothing shows its focal length
+# can be moved by a stabiliser, which then looks like a barrel.
+FOCAL_SIGMA, FOCAL_SIGMA_BESIDE = 0.015, 0.035
 CERTAIN = 12.0  # squared errors over variances from which on an estimate is no accident
 LEAST_SHIFT = 0.002  # of pixels by the lens, RMS over the image's width, that is worth a change
 HALVES = 0.1  # of the same of half of the keyframes: largest share that the lens of all leaves
@@ -99,7 +102,8 @@ def measured_lens(views: Sequence[MapView], matches: MapMatches) -> LensEstimate
         return None
     focal_sigma = found.sigma(FOCAL)
     if not (focal_sigma < FOCAL_SIGMA and found.noise_px < MOST_PX):
-        if not found.shows_distortion:  # else a wrong focal length would be taken for one
+        # Else a wrong focal length would be taken for a distortion.
+        if not (focal_sigma < FOCAL_SIGMA_BESIDE and found.shows_distortion):
             return None
         found, sigma = _solved(views, used, DISTORTION), DISTORTION
     if found is None or not found.counts(views[0]):

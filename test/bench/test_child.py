@@ -55,6 +55,19 @@ def test_a_time_limit_ends_the_process_and_its_children(tmp_path):
     assert ends(read_number(file))
 
 
+def test_a_benchmark_whose_program_is_missing_can_be_ended():
+    code = (
+        f"import sys, time; sys.path.insert(0, {str(BENCH)!r}); import child\n"
+        "try: child.run(['/no/such/program'])\n"
+        "except FileNotFoundError: print('x', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as benchmark:
+        assert benchmark.stdout.read(1) == b"x"
+        benchmark.send_signal(signal.SIGTERM)
+        assert benchmark.wait(60) == 128 + signal.SIGTERM
+
+
 def test_a_benchmark_that_is_ended_takes_its_children_along(tmp_path):
     file = tmp_path / "number"
     code = (

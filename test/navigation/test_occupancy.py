@@ -281,11 +281,11 @@ def test_a_jump_keeps_the_grid_small_and_the_views():
 class Standing(Drive):
     """A camera that stands before a person in free floor."""
 
-    def __init__(self, **given):
+    def __init__(self, *, crowded=True, **given):
         super().__init__()
         self.own = self.submap()
         self.T = self.true[self.own].inverse().pose(pose_at(0.0, 0.0, 0.0))
-        self.see(self.own, 0.0, 0.0, 0.0)
+        self.see(self.own, 0.0, 0.0, 0.0, **given)
         self.empty = square_view(0.0, 0.0, 0.0, (0, "", self.own), UNIT)
         middle = np.array([[60, 0]], np.int16)
         marks = np.concatenate((self.empty.marks, middle))
@@ -293,8 +293,17 @@ class Standing(Drive):
         for stamp in range(1, 4):
             frame = dataclasses.replace(self.frame(self.T), stamp_ns=stamp)
             self.table.path.add_pose(frame, self.T, self.own)
-            view = dataclasses.replace(self.crowded, stamp_ns=stamp)
+            view = dataclasses.replace(self.crowded if crowded else self.empty, stamp_ns=stamp)
             self.map.add(view, self.T, IDENTITY, **given)
+
+    def turn_away(self, **given):
+        """A keyframe that sees nothing of the person's cell."""
+        stamp = self.map._stamps[""] + 200_000_000
+        frame = dataclasses.replace(self.frame(self.T), stamp_ns=stamp)
+        self.table.path.add_pose(frame, self.T, self.own)
+        marks, free = np.array([[-60, 0]], np.int16), np.full_like(self.empty.free, np.nan)
+        view = dataclasses.replace(self.empty, stamp_ns=stamp, marks=marks, free=free)
+        self.map.add(view, self.T, IDENTITY, **given)
 
     def look(self, view, count=1, every_ns=200_000_000):
         """Frames at 5 Hz that are no keyframes."""
@@ -325,6 +334,34 @@ def test_a_standing_camera_sees_within_a_second_what_is_gone(waiting):
     drive.look(drive.empty, 10)
     drive.look(drive.crowded, 5)
     assert drive.cell == 100
+
+
+@pytest.mark.parametrize("waiting", [False, True])
+@pytest.mark.parametrize("comes", [False, True])
+def test_looks_count_after_the_keyframes_before_them(waiting, comes):
+    """Also once these have waited for measured depth, and later keyframes show something else."""
+    drive = Standing(waiting=waiting)
+    if comes:  # a person who is not in the keyframes
+        drive = Standing(waiting=waiting, crowded=False)
+    assert drive.cell == (0 if comes else 100)
+    drive.look(drive.crowded if comes else drive.empty, 8)
+    seen = 100 if comes else 0
+    assert drive.cell == seen
+    drive.turn_away(waiting=waiting)
+    assert drive.cell == seen
+    for submap, key in list(drive.map._newest):
+        drive.map.end_waiting(submap, key)
+    for _ in range(2 * NEWEST):
+        drive.turn_away()
+    assert not drive.map._looks  # all is in the grid
+    assert drive.cell == seen
+
+
+def test_looks_of_a_camera_are_few():
+    drive = Standing(waiting=True)
+    drive.look(drive.empty, 50)
+    assert len(drive.map._looks) == occupancy.LOOKS
+    assert len(drive.map._newest) == 4 + occupancy.LOOKS
 
 
 def test_what_a_standing_camera_has_seen_outlasts_a_correction():
@@ -376,6 +413,19 @@ def test_what_was_left_behind_is_there_again_when_the_camera_returns():
     drive.go(np.arange(100.0, 30.0, -2.0))
     drive.windows()
     assert drive.known(0, 20) > 0.98 * before > 1000
+
+
+@pytest.mark.parametrize("begin", [0.0, 4.5])
+def test_what_a_near_view_saw_beyond_the_grids_end_comes_back(begin):
+    """The view's place is within the radius all the time; part of its floor is not."""
+    drive, low, high = Far(), begin + 0.5, begin + 9
+    drive.go(begin - np.arange(0.0, 20.0, 2.0))
+    before = drive.known(low, high)
+    drive.go(begin - np.arange(20.0, 61.0, 2.0))
+    drive.go(begin - np.arange(59.0, 7.0, -2.0))
+    drive.windows()
+    assert drive.known(low, high) == pytest.approx(before, rel=0.02)
+    assert before > 1000
 
 
 def test_a_place_that_is_left_for_good_is_not_carved_again():

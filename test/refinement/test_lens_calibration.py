@@ -95,8 +95,8 @@ def test_a_lens_that_no_track_determines_is_left_alone():
 
 @pytest.mark.parametrize("focal", [0.0, np.log(1.05)], ids=("right", "short"))
 @pytest.mark.parametrize("k1", [-0.1, 0.1])
-def test_distortion_is_measured_where_the_focal_length_is_not(k1, focal):
-    poses = turning(turn_deg=0.0)
+def test_distortion_is_measured_where_the_focal_length_hardly_is(k1, focal):
+    poses = turning(turn_deg=0.5)
     poses[:, 1:3, 3] = 0.0
     found = lens_of(keyframes(Lens(focal, k1=k1), poses=poses))
     assert found is not None
@@ -104,6 +104,19 @@ def test_distortion_is_measured_where_the_focal_length_is_not(k1, focal):
     assert described(found).startswith("radial distortion k1")
     assert found.lens.k1 == pytest.approx(k1 * np.exp(2 * focal), abs=0.03)
     assert found.focal_sigma > 0.015
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_stabiliser_is_no_barrel(seed):
+    """It moves each image as a small turn would, but for what a barrel does."""
+    poses = turning(turn_deg=0.0)
+    poses[:, 1:3, 3] = 0.0
+    moves = np.random.default_rng(100 + seed).normal(0, 0.02, (COUNT, 2))
+    views = [
+        taken_by(Lens(centre_x=x, centre_y=y), [view])[0]
+        for view, (x, y) in zip(keyframes(poses=poses, seed=seed), moves, strict=True)
+    ]
+    assert lens_of(views) is None
 
 
 def test_a_lens_that_changes_on_the_way_is_left_alone():
