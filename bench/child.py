@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from typing import IO
+
+POLL_S = 0.5  # between two looks at signals
 
 
 def run(
@@ -45,8 +49,20 @@ def run(
             starts = False
             if asked:
                 sys.exit(128 + signal.SIGTERM)
-            out, err = process.communicate(timeout=timeout)
+            out, err = _outputs(process, timeout)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
     return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+
+def _outputs(process: subprocess.Popen[str], timeout: float | None) -> tuple[str, str | None]:
+    """Returns what a process wrote, once it has ended; a signal right before a read would
+    wait for that. Raises subprocess.TimeoutExpired."""
+    end = math.inf if timeout is None else time.monotonic() + timeout
+    while True:
+        try:
+            return process.communicate(timeout=max(0.0, min(POLL_S, end - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            if time.monotonic() >= end:
+                raise
