@@ -5,9 +5,10 @@
     python bench/bench_window_stages.py --models da3-tiny --process-res 112 --backends torch
 
 Runs `da3_ros bench --stages` once for each model and backend, on random weights: the node's
-sliding window, eight views of which one is new, from a camera of 640x480. ``mib``: at the stage's
-peak, above weights and kept prefixes. On OpenVINO the heads' first layers are in the backbone's
-program. ``load_s``: opening the session with its checks; on OpenVINO with building the engine.
+sliding window, eight views of which one is new, from a camera of 640x480. Models that have
+Gaussians make them, in PyTorch. ``mib``: at the stage's peak, above weights and kept prefixes.
+On OpenVINO the heads' first layers are in the backbone's program. ``load_s``: opening the session
+with its checks; on OpenVINO with building the engine.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import results_file
 from tqdm import tqdm
 
 from da3_ros.inference.devices import open_device
+from da3_ros.network import MODELS as SPECS
 
 MODELS = ("da3-small", "da3-base", "da3-large")
 
@@ -37,7 +39,7 @@ def rows_of(model: str, backend: str, options: argparse.Namespace) -> list[dict[
         file = Path(folder, "bench.json")
         values = key | {
             "checkpoint": "random", "device": options.device, "cache_dir": folder,
-            "window.size": options.views,
+            "window.size": options.views, "splats.enabled": SPECS[model].gaussians,
         }  # fmt: skip
         given = itertools.chain(*(("-p", f"{name}:={value}") for name, value in values.items()))
         command = [sys.executable, "-m", "da3_ros", "bench", *given, "--stages", "--frames", "3",

@@ -124,9 +124,10 @@ class Matrix:
         """Measures a row, adds it and writes the file."""
         before = os.getloadavg()[0]
         found = run(dataclasses.replace(self.setting, **key), timeout)
+        after = os.getloadavg()[0]
         kept = {n: found[n] for n in ("refused", "again", "reduced", *MEASURED) if n in found}
         commit = results_file.machine(self._device)["commit"]
-        loads = {"load_before": before, "load_after": os.getloadavg()[0]}
+        loads = {"load_before": before, "load_after": after}
         self._rows = [r for r in self._rows if any(r[n] != v for n, v in key.items())]
         self._rows.append(key | kept | loads | {"commit": commit})
         self._rows.sort(key=self._order)

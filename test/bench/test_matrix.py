@@ -99,8 +99,15 @@ def test_rows_that_are_there_are_not_measured_again(tmp_path, monkeypatch):
     assert [found["mode"] for found in report["rows"]] == ["balanced", "max"]
     assert report["summary"]["success"] == [2, 2]
     assert report["setting"]["image"] == "84x56"
-    assert {"load_before", "load_after", "commit"} <= set(report["rows"][0])
+    assert "commit" in report["rows"][0]
     assert {"openvino", "python", "os"} <= set(report["machine"])
+
+
+def test_a_row_has_the_load_of_the_system_before_and_after_it(tmp_path, monkeypatch):
+    loads = iter([(0.25, 9, 9), (1.75, 9, 9)])
+    monkeypatch.setattr("matrix.os.getloadavg", lambda: next(loads, (0.0, 0.0, 0.0)))
+    (found,) = written(tmp_path, monkeypatch).rows()
+    assert (found["load_before"], found["load_after"]) == (0.25, 1.75)
 
 
 @pytest.mark.parametrize(
@@ -167,6 +174,21 @@ def test_a_row_times_windows_and_runs_the_same_input_again(unseen):
     assert found["stability"] == 0
     assert found["cold_start_s"] > found["load_s"] > 0
     assert found["runs"] == "3 x 84x56 float32 torch"
+
+
+def test_figures_of_a_row_are_those_of_its_times(monkeypatch):
+    given = iter([2.0, 4.0, 9.0])
+
+    def timed(self, window):
+        self.seconds.append(next(given))
+        return self._session.infer(window).depth
+
+    monkeypatch.setattr(session_row.TimedWindows, "_timed", timed)
+    found = session_row.measure(dataclasses.replace(TINY, backend="torch", repeats=3))
+    assert (found["mean_s"], found["median_s"]) == (5.0, 4.0)
+    assert found["std_s"] == pytest.approx(np.std([2.0, 4.0, 9.0]))
+    assert (found["images_per_s"], found["frames_per_s"]) == (1 / 5, 1 / 4)
+    assert found["p95_s"] is None
 
 
 class Drifting:

@@ -1,5 +1,6 @@
 """Stages of a window: each is counted once, with its own memory, and nothing stays watched."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -10,7 +11,8 @@ from da3_ros.inference.benchmark import OTHER, measure_stages
 from da3_ros.inference.devices import Device
 from da3_ros.inference.random_windows import random_windows
 from da3_ros.inference.stage_meter import StageMeter
-from da3_ros.network.stages import BACKBONE, CAMERA, HEAD, PREPARE, StageCall
+from da3_ros.network import MODELS
+from da3_ros.network.stages import BACKBONE, CAMERA, GAUSSIANS, HEAD, PREPARE, StageCall
 
 
 class CountedMemory(Device):
@@ -102,6 +104,18 @@ def test_stages_of_a_session_are_those_of_its_network(backend, tmp_path):
     assert all(s.memory < 200 * 2**20 for s in found.values()), "without what was in use before"
     assert found[BACKBONE].memory > 2**17, "with what a runtime keeps between windows"
     assert not [c for c in session.stage_calls() if c.method in vars(c.owner)]
+
+
+def test_gaussians_are_a_stage_of_their_own(monkeypatch):
+    spec = dataclasses.replace(MODELS["da3-tiny"], name="da3-giant", gaussians=True)
+    monkeypatch.setitem(MODELS, spec.name, spec)
+    config = InferenceConfig("da3-giant", "random", "cpu", "torch", process_res=56)
+    session = InferenceSession(config, poses=False, gaussians=True)
+    session.memory.fit((4, 3), 3, 1)
+    found = {s.name: s for s in measure_stages(session, (64, 48), 2)}
+    assert set(found) == {PREPARE, OTHER, BACKBONE, HEAD, CAMERA, GAUSSIANS}
+    assert found[GAUSSIANS].seconds > 0
+    assert found[GAUSSIANS].memory > 0
 
 
 def test_seconds_are_those_of_one_window(monkeypatch):

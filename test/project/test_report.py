@@ -179,6 +179,15 @@ def test_ours_stand_beside_the_published_rows_of_the_same_setting_only(clone):
     assert "matrix-b.json" not in page
 
 
+def test_a_row_that_memory_made_smaller_stands_beside_no_published_row(clone):
+    """It is the fastest, of fewer or smaller images."""
+    data = matrix_rows()
+    data["rows"].append({**data["rows"][0], "images_per_s": 99.0, "reduced": ["224 pixels"]})
+    page = page_of(clone("devices", "in-short", published=PUBLISHED, matrix__a=data))
+    assert "99.0" not in page
+    assert re.search(r"^\| cpu \| best \|.*\| 0\.500 \|$", page, re.M)
+
+
 def test_the_list_at_the_top_has_the_published_setting_and_accuracy_once_they_are_there(clone):
     page = page_of(clone("in-short", matrix__a=matrix_rows(), quality=QUALITY))
     first, second = re.findall(r"^\* (.*)$", page, re.M)
