@@ -29,12 +29,18 @@ setup(
         *find_packages(include=["da3_ros", "da3_ros.*"]),
         "da3_ros.interfaces.msg",
         "da3_ros.interfaces.srv",
+        "da3_ros.docs",  # sections of which stand in a report
     ],
-    package_dir={"da3_ros.interfaces.msg": "msg", "da3_ros.interfaces.srv": "srv"},
+    package_dir={
+        "da3_ros.interfaces.msg": "msg",
+        "da3_ros.interfaces.srv": "srv",
+        "da3_ros.docs": "docs",
+    },
     package_data={
         "da3_ros": ["checkpoints/**", "py.typed"],
         "da3_ros.interfaces.msg": ["*.msg"],
         "da3_ros.interfaces.srv": ["*.srv"],
+        "da3_ros.docs": ["*.md"],
     },
     install_requires=[
         "huggingface_hub>=0.24",

@@ -98,6 +98,11 @@ def details(title: str, entries: Iterable[str]) -> str:
     return f"<details><summary>{text(title)}</summary><ul>{items}</ul></details>"
 
 
+def unfolding(title: str, plain: str) -> str:
+    """Returns a plain text that a reader opens; its lines stay lines."""
+    return f"<details><summary>{text(title)}</summary><pre>{text(plain)}</pre></details>"
+
+
 def image(picture: Picture, description: str) -> str:
     """Returns a picture."""
     width, height = picture.size

@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 MOST, MOST_OF_ALL = 12, 24  # keyframes of a scene, and of all scenes of a page
 MOST_TRACKED, MOST_TRACKED_OF_ALL = 6, 12  # frames with tracks, likewise
 SIDE = 320  # longest side of a picture, pixels
-QUALITY = 78  # of JPEG
+QUALITIES = (78, 60, 40, 25)  # of JPEG: the first one with which a picture is small enough
+MOST_BYTES = 24_000  # of a picture: all of a page together stay below 3.5 MB
 
 
 @dataclass(frozen=True)
@@ -161,12 +162,31 @@ def tracked_frames(kept: KeptScene, scenes: int) -> list[TrackedFramePicture]:
 
 def picture(title: str, image: Image) -> Picture:
     """Returns an image RGB [H, W, 3] as a small JPEG."""
-    factor = SIDE / max(image.shape[:2])
-    small: NDArray[np.uint8] = image
-    if factor < 1:
-        size = tuple(max(1, round(factor * side)) for side in image.shape[1::-1])
-        small = np.asarray(cv2.resize(image, size, interpolation=cv2.INTER_AREA), np.uint8)
-    bgr = cv2.cvtColor(small, cv2.COLOR_RGB2BGR)
-    data = cv2.imencode(".jpg", bgr, (cv2.IMWRITE_JPEG_QUALITY, QUALITY))[1].tobytes()
+    side, data = SIDE, b""
+    while not data or (
+        len(data) > MOST_BYTES and side > 1
+    ):  # noise may be too much at any quality
+        small = _shrunk(image, side)
+        data = _jpeg(small)
+        side //= 2
     url = "data:image/jpeg;base64," + base64.b64encode(data).decode()
     return Picture(title, url, (small.shape[1], small.shape[0]))
+
+
+def _shrunk(image: Image, side: int) -> NDArray[np.uint8]:
+    """Returns an image whose longer side is at most ``side`` pixels."""
+    factor = side / max(image.shape[:2])
+    if factor >= 1:
+        return image
+    size = tuple(max(1, round(factor * length)) for length in image.shape[1::-1])
+    return np.asarray(cv2.resize(image, size, interpolation=cv2.INTER_AREA), np.uint8)
+
+
+def _jpeg(image: NDArray[np.uint8]) -> bytes:
+    """Returns a JPEG of the best quality that is small enough, or of the lowest."""
+    bgr = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
+    for quality in QUALITIES:
+        data = cv2.imencode(".jpg", bgr, (cv2.IMWRITE_JPEG_QUALITY, quality))[1].tobytes()
+        if len(data) <= MOST_BYTES:
+            break
+    return data

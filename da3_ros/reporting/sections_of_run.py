@@ -9,6 +9,7 @@ import numpy as np
 from da3_ros.reporting import html, plots
 from da3_ros.reporting.advice import Advices
 from da3_ros.reporting.gathered import Gathered
+from da3_ros.reporting.guide import guide
 from da3_ros.reporting.run_files import Run
 
 MOST_NAMED, MOST_PARAMETERS = 50, 500  # entries of a list, and of the settings
@@ -65,12 +66,16 @@ def better(advices: Advices) -> Iterator[str]:
         yield "<ul class=advice>"
         for advice in advices.found:
             check = advice.check
-            more = f"docs/{check.page}"
+            more = f"{check.section} (docs/{check.page})"
             yield (
                 f"<li><b>{html.text(check.problem)}.</b> {html.text(check.remedy)}<br>"
-                f"<span class=dim>{html.text(advice.evidence)}. More: "
-                f"<code>{html.text(more)}</code>, section {html.text(check.section)}</span></li>"
+                f"<span class=dim>{html.text(advice.evidence)}.</span>"
             )
+            if section := guide(check.page, check.section):
+                yield html.unfolding(f"More: {more}", section)
+            else:
+                yield html.paragraph(f"More: {more}", "dim")
+            yield "</li>"
         yield "</ul>"
     elif advices.are_enough:
         yield html.paragraph(

@@ -58,4 +58,8 @@ td.number { text-align: right; white-space: nowrap; font-variant-numeric: tabula
 .bar { height: 0.6rem; border-radius: 3px; max-width: 20rem; margin: 0.3rem 0; }
 details { margin: 0.6rem 0; }
 summary { cursor: pointer; }
+.advice details { font-size: 0.88rem; margin: 0.2rem 0 0; }
+.advice summary { color: var(--link); }
+.advice pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: 0.8rem; margin: 0.4rem 0;
+  font-family: ui-monospace, "DejaVu Sans Mono", monospace; }
 """

@@ -127,9 +127,15 @@ def modules_and_checkpoints() -> list[Path]:
     return [f.relative_to(ROOT) for f in found if f.is_file()]
 
 
+def documents() -> list[Path]:
+    """The pages of docs/ as an installation must have them, for reports."""
+    return [Path("da3_ros", "docs", page.name) for page in (ROOT / "docs").glob("*.md")]
+
+
 def test_overlay_holds_every_module_and_checkpoint_file():
     overlay = Path(overlay_path())
-    missing = [str(f) for f in modules_and_checkpoints() if not (overlay / f).is_file()]
+    wanted = [*modules_and_checkpoints(), *documents()]
+    missing = [str(f) for f in wanted if not (overlay / f).is_file()]
     assert missing == [], "run make setup"
 
 
@@ -147,7 +153,7 @@ def test_generated_class_has_the_promised_fields(name):
 def pip_target(tmp_path_factory):
     """A folder into which pip has installed the package, from a copy: pip builds in the tree."""
     source = tmp_path_factory.mktemp("source") / "da3_ros"
-    ours = ("da3_ros", "msg", "srv", "setup.py", "pyproject.toml", "README.md")
+    ours = ("da3_ros", "docs", "msg", "srv", "setup.py", "pyproject.toml", "README.md")
     source.mkdir()
     for name in ours:
         if (ROOT / name).is_dir():
@@ -171,7 +177,9 @@ def test_pip_installs_the_core_with_its_message_texts(pip_target, tmp_path):
 
 @pytest.mark.process
 def test_pip_installs_every_module_and_every_checkpoint_file(pip_target):
-    assert [str(f) for f in modules_and_checkpoints() if not (pip_target / f).is_file()] == []
+    wanted = [*modules_and_checkpoints(), *documents()]
+    assert len(documents()) > 20
+    assert [str(f) for f in wanted if not (pip_target / f).is_file()] == []
 
 
 @pytest.mark.process

@@ -10,6 +10,7 @@ from da3_ros.mapping.scene import Scene
 from da3_ros.mapping.trajectory import Pose, Poses
 from da3_ros.reporting.advice import CHECKS, Evidence, advices_of
 from da3_ros.reporting.figures import Figures
+from da3_ros.reporting.guide import guide
 from da3_ros.reporting.keyframes import ShownKeyframe
 from da3_ros.reporting.run_files import KeptScene, Run
 from da3_ros.reporting.timeline import NEWEST, ROW, coarser
@@ -208,3 +209,16 @@ def test_what_is_not_known_is_not_advised():
 def test_a_check_names_a_section_of_the_documents(check):
     headings = re.findall(r"^#+ (.+)$", (DOCS / check.page).read_text(), re.M)
     assert check.section in headings
+    found = guide(check.page, check.section)
+    assert len(found) > 100
+    assert found in re.sub(r"^<!--.*\n", "", (DOCS / check.page).read_text(), flags=re.M)
+
+
+def test_a_section_ends_at_the_next_heading_of_its_rank(tmp_path, monkeypatch):
+    text = "# A\nfirst\n## B\n<!-- x -->\ntext\n```\n# no heading\n```\n### C\nmore\n## D\nlast\n"
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "page.md").write_text(text)
+    monkeypatch.setattr("da3_ros.reporting.guide.__file__", str(tmp_path / "a" / "guide.py"))
+    assert guide("page.md", "B") == "text\n```\n# no heading\n```\n### C\nmore"
+    assert guide("page.md", "D") == "last"
+    assert guide("page.md", "no heading") == guide("other.md", "B") == ""

@@ -20,8 +20,11 @@ from da3_ros.keyframe_store.store import JOURNAL, SAVED_KINDS
 from da3_ros.recordings.synthetic_bag import write_synthetic_bag
 from da3_ros.replay.results import ReplayOptions
 from da3_ros.replay.run import replay
+from da3_ros.reporting.advice import DROPS
 from da3_ros.reporting.course import poses_of
 from da3_ros.reporting.figures import ReportError
+from da3_ros.reporting.guide import guide
+from da3_ros.reporting.keyframes import MOST_BYTES, MOST_OF_ALL, MOST_TRACKED_OF_ALL, picture
 from da3_ros.reporting.page import write_page
 from da3_ros.reporting.timeline import COLUMNS, MOST_BINS, STAMPS
 from da3_ros.reporting.trajectory_errors import trajectory_errors
@@ -206,6 +209,32 @@ def test_many_cameras_share_the_pictures_of_a_page(copied):
     shared = [image["alt"] for image in page_of(copied).named("img")]
     assert sum("tracks" in alt for alt in shared) == 8
     assert len(shared) - 8 == 8 * len(alone)
+
+
+def test_pictures_are_small_whatever_they_show():
+    """Noise has the largest JPEG of all, and a page has a hundred of them."""
+    rng = np.random.default_rng(0)
+    noise = rng.integers(0, 256, (480, 480, 3), np.uint8)
+    plain = np.full((240, 320, 3), 128, np.uint8)
+    loud, quiet = picture("noise", noise), picture("plain", plain)
+    assert len(loud.url) < 4 / 3 * MOST_BYTES + 100
+    assert min(loud.size) > 100
+    assert quiet.size == (320, 240)
+    most = 4 * MOST_OF_ALL + MOST_TRACKED_OF_ALL
+    assert most * (4 / 3 * MOST_BYTES + 100) < 3.5e6
+
+
+def test_advice_has_the_section_of_the_documents_in_it(copied, monkeypatch):
+    report = json.loads((copied / "report.json").read_text())
+    report["counts"] |= {"dropped_late": 50, "received": 200}
+    (copied / "report.json").write_text(json.dumps(report))
+    page = page_of(copied)
+    check_alone(page)
+    assert "More: Dropped images, by cause (docs/troubleshooting.md)" in page.text
+    assert " ".join(guide(*DROPS).split()) in page.text
+    monkeypatch.setattr("da3_ros.reporting.guide.__file__", str(copied / "a" / "b" / "guide.py"))
+    assert " ".join(guide(*DROPS).split()) == ""
+    assert "More: Dropped images, by cause (docs/troubleshooting.md)" in page_of(copied).text
 
 
 @pytest.mark.usefixtures("_without_matplotlib")
