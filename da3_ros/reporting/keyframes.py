@@ -162,13 +162,12 @@ def tracked_frames(kept: KeptScene, scenes: int) -> list[TrackedFramePicture]:
 
 def picture(title: str, image: Image) -> Picture:
     """Returns an image RGB [H, W, 3] as a small JPEG."""
-    side, data = SIDE, b""
-    while not data or (
-        len(data) > MOST_BYTES and side > 1
-    ):  # noise may be too much at any quality
+    side, small = SIDE, _shrunk(image, SIDE)
+    data = _jpeg(small)
+    while len(data) > MOST_BYTES and side > 1:  # noise is too much at any quality
+        side //= 2
         small = _shrunk(image, side)
         data = _jpeg(small)
-        side //= 2
     url = "data:image/jpeg;base64," + base64.b64encode(data).decode()
     return Picture(title, url, (small.shape[1], small.shape[0]))
 
