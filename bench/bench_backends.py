@@ -8,8 +8,9 @@ Each row is a session with random weights (the same in all), with known earlier 
 per window, the rest from kept prefixes. ``reference``: the reference package's network in fp32 on
 the whole window. All variants of a model and size run in turns in one process, each twice in a
 row, of which the second is timed; the table gives minimum and median. Ratios compare medians.
-Build times are those of an empty cache. OpenMP's threads spin while they wait, as is the default
-of PyTorch and so of the reference; in the node they sleep (da3_ros/__init__.py), as in matrix.py.
+Build times are those of an empty cache. ``--compile``: PyTorch is measured compiled too. OpenMP's
+threads spin while they wait, as is the default of PyTorch and so of the reference; in the node
+they sleep (da3_ros/__init__.py), as in matrix.py.
 """
 
 from __future__ import annotations
@@ -33,29 +34,37 @@ from arguments import size  # noqa: E402
 from bench_network import networks  # noqa: E402
 
 from da3_ros.inference import InferenceConfig, InferenceSession  # noqa: E402
+from da3_ros.inference.benchmark import WARM_UP  # noqa: E402
 from da3_ros.inference.random_windows import random_windows  # noqa: E402
 
-VARIANTS = (
-    ("torch", "off"), ("torch", "bfloat16"), ("torch", "int8"), ("openvino", "off"),
-    ("openvino", "bfloat16"),
+VARIANTS = (  # backend, precision, compile
+    ("torch", "off", "off"), ("torch", "off", "on"), ("torch", "bfloat16", "off"),
+    ("torch", "bfloat16", "on"), ("torch", "int8", "off"), ("openvino", "off", "off"),
+    ("openvino", "bfloat16", "off"),
 )  # fmt: skip
+PLAIN = tuple(variant for variant in VARIANTS if variant[-1] == "off")
 
 
 def opened(
-    model: str, image: tuple[int, int], views: int, backend: str, precision: str, cache: str
-) -> tuple[Callable[[], object], dict]:
+    model: str, image: tuple[int, int], views: int, backend: str, precision: str, compiler: str,
+    cache: str,
+) -> tuple[Callable[[], object], dict]:  # fmt: skip
     """Returns a function that runs the next window, and facts about the session."""
     config = InferenceConfig(
-        model, "random", "cpu", backend, cache, mixed_precision=precision, process_res=max(image)
-    )
+        model, "random", "cpu", backend, cache, mixed_precision=precision, compile=compiler,
+        process_res=max(image),
+    )  # fmt: skip
     start = time.perf_counter()
     session = InferenceSession(config, poses=False)
     plan = session.memory.fit(image, views, 1)
     windows = random_windows(plan, views, 1, 1 << 30)
     session.infer(next(windows))  # waits for the engine
+    first_window_s = time.perf_counter() - start
+    for _ in range(WARM_UP if compiler == "on" else 0):
+        session.infer(next(windows))
     facts = {
         "backend": session.status().backend, "precision": session.status().precision,
-        "first_window_s": time.perf_counter() - start,
+        "compiled": session.loaded.compiler.compiled > 0, "first_window_s": first_window_s,
     }  # fmt: skip
     return lambda: session.infer(next(windows)), facts
 
@@ -82,9 +91,9 @@ def measure(model: str, image: tuple[int, int], options: argparse.Namespace) -> 
     if theirs is not None:
         runs["reference float32, whole window"] = theirs
     with tempfile.TemporaryDirectory() as empty:
-        for backend, precision in VARIANTS:
-            run, found = opened(model, image, options.views, backend, precision, empty)
-            name = f"{found['backend']} {found['precision']}"
+        for variant in VARIANTS if options.compile else PLAIN:
+            run, found = opened(model, image, options.views, *variant, empty)
+            name = f"{found['backend']} {found['precision']}{', compiled' * found['compiled']}"
             runs[name], facts[name] = run, found
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(options.repeats):
@@ -94,7 +103,7 @@ def measure(model: str, image: tuple[int, int], options: argparse.Namespace) -> 
             run()
             seconds[name].append(time.perf_counter() - start)
     medians = {name: statistics.median(values) for name, values in seconds.items()}
-    torchs = [s for name, s in medians.items() if name.startswith("torch")]
+    torchs = [s for name, s in medians.items() if name.startswith("torch") and "," not in name]
     rows = []
     for name, values in seconds.items():
         row = {
@@ -119,6 +128,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", type=size, default=[(280, 210)], metavar="WxH")
     parser.add_argument("--views", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=6)
+    parser.add_argument("--compile", action="store_true", help="also by torch.compile: minutes")
     parser.add_argument("--no-reference", dest="reference", action="store_false")
     parser.add_argument("--out", type=Path, help="write JSON")
     options = parser.parse_args()

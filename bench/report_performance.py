@@ -95,40 +95,12 @@ def _summary(result: Result) -> str:
         if key.startswith("by_") and means:
             listed = ", ".join(f"{name} {number(v)}" for name, v in means.items())
             lines.append(f"mean images/s {key.replace('_', ' ')}: {listed}")
-    lines += _ratios(result.rows)
     for key in ("best", "slowest"):
         row = summary.get(key) or {}
         names = ", ".join(str(row[k]) for k in MATRIX[:4] if k in row)
         lines += [f"{key}: {names}: {number(row['images_per_s'])} images/s"] if names else []
     text = "".join(f"* {line[:1].upper()}{line[1:]}.\n" for line in lines)
     return f"\n{text}" if text else ""
-
-
-def _ratios(rows: Sequence[Row]) -> Iterator[str]:
-    """Yields how many times as fast a matrix's rows are compiled, and by OpenVINO.
-
-    Compares rows that differ in that alone, and only those of one commit: else the difference may
-    be the day's.
-    """
-    for about, key, value, instead in (
-        ("compiled, PyTorch", "compile", "on", {"compile": "off"}),
-        ("OpenVINO", "backend", "openvino", {"backend": "torch"}),
-    ):
-        ran = {_key(row): row["mean_s"] for row in rows if "mean_s" in row}
-        found = [
-            ran[other] / row["mean_s"]
-            for row in rows
-            if row.get(key) == value and "mean_s" in row and (other := _key(row | instead)) in ran
-        ]
-        if found:
-            settings = f"{len(found)} setting{'s' * (len(found) > 1)}"
-            than = "without a compiler" if key == "compile" else "PyTorch"
-            least, most = number(min(found)), number(max(found))
-            yield f"{about} is {least} to {most} times as fast as {than} ({settings})"
-
-
-def _key(row: Row) -> tuple:
-    return tuple(row.get(name) for name in ("mode", "precision", "compile", "backend", "commit"))
 
 
 def documents(result: Result) -> bool:

@@ -25,6 +25,7 @@ from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.checks import check
 from da3_ros.keyframe_store.journal import JournalReader
 from da3_ros.keyframe_store.store import CAMERA, StoredScene
+from da3_ros.mapping.anchors import HeldAnchor
 from da3_ros.mapping.floor_view import FloorViews
 from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.scene import Shot
@@ -117,6 +118,10 @@ class OldScene:
     def floor(self, submaps: Collection[int]) -> FloorViews:
         """Returns no views: older versions wrote none."""
         return FloorViews()
+
+    def anchors(self, submaps: Collection[int]) -> tuple[HeldAnchor, ...]:
+        """Returns none: older versions wrote none."""
+        return ()
 
     def recognition(self, poses: Mapping[int, Similarity]) -> Recognition | None:
         """Returns what recognises the scene, with submaps at these poses; None: nothing does.

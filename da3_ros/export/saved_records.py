@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from da3_ros import __version__
+from da3_ros.export.anchor_file import append_anchors, load_anchors
 from da3_ros.export.checked_files import path_inside
 from da3_ros.export.floor_file import append_floor, load_floor
 from da3_ros.export.recognition_file import append_recognition, load_recognition
@@ -24,6 +25,7 @@ from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.checks import check
 from da3_ros.keyframe_store.journal import JournalError, JournalReader, JournalWriter, Record
 from da3_ros.keyframe_store.store import FORMAT, JOURNAL, VERSION, StoredScene, check_head
+from da3_ros.mapping.anchors import HeldAnchor
 from da3_ros.mapping.floor_view import FloorViews
 from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.scene import Shot, jpeg_bytes
@@ -69,11 +71,12 @@ def append_saved(
     if saved.recognition is not None and saved.recognition.keyframes:
         recognition = append_recognition(saved.recognition, journal, progress)
     floor = append_floor(journal, saved.floor) if saved.floor.views else NONE
+    anchors = append_anchors(journal, saved.anchors) if saved.anchors else NONE
     contents = {
         "kind": "contents", "written_by": __version__, "metric": saved.metric, "unit": saved.unit,
         "chain": saved.chain, "T_ros_map": saved.T_ros_map.ravel().tolist(),
         "is_level": saved.is_level, "origins": origins, "path": path,
-        "recognition": recognition, "floor": floor,
+        "recognition": recognition, "floor": floor, "anchors": anchors,
     }  # fmt: skip
     journal.sync()  # else a power failure could leave contents without what they name
     start = journal.append(contents, rows.tobytes())
@@ -224,6 +227,14 @@ class SavedRecords:
         """
         start = self._contents.description.get("floor", NONE)  # others wrote none
         return FloorViews() if start == NONE else load_floor(self._journal, start, submaps)
+
+    def anchors(self, submaps: Collection[int]) -> tuple[HeldAnchor, ...]:
+        """Returns the global poses that hold the scene, which has these submaps.
+
+        Raises OSError, ValueError for damage.
+        """
+        start = self._contents.description.get("anchors", NONE)  # others wrote none
+        return () if start == NONE else load_anchors(self._journal, start, submaps)
 
     @property
     def _contents(self) -> Record:

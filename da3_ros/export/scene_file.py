@@ -28,6 +28,7 @@ from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.checks import MAX_INTEGER, check
 from da3_ros.keyframe_store.journal import JournalError
 from da3_ros.keyframe_store.store import CAMERA, JOURNAL, StoredScene, open_journal
+from da3_ros.mapping.anchors import HeldAnchor
 from da3_ros.mapping.floor_view import FloorViews
 from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.scene import Shot
@@ -100,6 +101,7 @@ class _Pieces(Protocol):
     def images(self, entry: Mapping[str, Any]) -> Iterator[tuple[Shot, bytes]]: ...
     def recognition(self, poses: Mapping[int, Similarity]) -> Recognition | None: ...
     def floor(self, submaps: Collection[int]) -> FloorViews: ...
+    def anchors(self, submaps: Collection[int]) -> tuple[HeldAnchor, ...]: ...
 
 
 class SceneFile:
@@ -186,10 +188,13 @@ class SceneFile:
         poses = _poses(*self._pieces.path(), [s.id for s in submaps])
         chain = _integer(about, "chain")
         recognition = self._recognition({s.id: s.T_map_submap for s in submaps})
-        floor = self._floor([s.id for s in submaps])
+        ids = [s.id for s in submaps]
+        floor, anchors = self._floor(ids), self._anchors(ids)
         # Older scenes do not say; what was made level differs from the default.
         is_level = bool(about.get("is_level", metric and not np.array_equal(T, T_ROS_MAP)))
-        return Snapshot(submaps, poses, chain, metric, T, unit, recognition, floor, is_level)
+        return Snapshot(
+            submaps, poses, chain, metric, T, unit, recognition, floor, is_level, anchors
+        )
 
     def _recognition(self, poses: Mapping[int, Similarity]) -> Recognition | None:
         """Returns what recognises the scene; None, with a warning, if that is damaged."""
@@ -208,6 +213,14 @@ class SceneFile:
         except (OSError, LookupError, TypeError, ValueError, JournalError) as error:
             log.warning("the scene in %s has no occupancy grid any more: %s", self.path, error)
             return FloorViews()
+
+    def _anchors(self, submaps: Collection[int]) -> tuple[HeldAnchor, ...]:
+        """Returns what holds the scene; nothing, with a warning, if that is damaged."""
+        try:
+            return self._pieces.anchors(submaps)
+        except (OSError, LookupError, TypeError, ValueError, JournalError) as error:
+            log.warning("no global poses hold the scene in %s any more: %s", self.path, error)
+            return ()
 
     def _filled(self, entry: Mapping[str, Any]) -> Submap:
         submap = _submap(entry)

@@ -31,6 +31,16 @@ AGREE = 3.0  # standard deviations
 
 
 @dataclass(frozen=True, eq=False)
+class HeldAnchor:
+    """A global pose, and the frame of the path beside which the camera was at that time."""
+
+    given: GlobalPose
+    submap: int
+    frame: tuple[int, str]  # stamp and camera; a keyframe if there is one
+    T_frame_camera: Array  # [4, 4] in the unit of the submap
+
+
+@dataclass(frozen=True, eq=False)
 class Anchor:
     """A global pose, and where the map has the camera at that time, for one solution."""
 

@@ -18,6 +18,7 @@ from da3_ros.config import MapConfig
 from da3_ros.geometry.poses import T_ROS_MAP
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.keyframe_store.array_spill import ArraySpill
+from da3_ros.mapping.anchors import HeldAnchor
 from da3_ros.mapping.dynamic_points import DynamicPoints
 from da3_ros.mapping.floor_view import FloorViews
 from da3_ros.mapping.frames import LocalFrame
@@ -66,6 +67,7 @@ class Snapshot:
     recognition: Recognition | None = None  # None: its locations are not recognised
     floor: FloorViews = field(default_factory=FloorViews)
     is_level: bool = False  # whether z of ``T_ros_map`` is known to be up
+    anchors: tuple[HeldAnchor, ...] = ()  # global poses by which the map lies where it does
 
     def scene(self) -> Scene:
         """Returns the scene to show and export."""

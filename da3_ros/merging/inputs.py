@@ -18,6 +18,7 @@ from da3_ros.export.scene_file import SceneFile
 from da3_ros.export.scene_folder import MAX_ORIGIN, find_scene, scene_name
 from da3_ros.keyframe_store.checks import MAX_INTEGER
 from da3_ros.keyframe_store.journal import JournalError
+from da3_ros.mapping.anchors import HeldAnchor
 from da3_ros.mapping.floor_view import FloorView
 from da3_ros.mapping.map_table import ViewRow
 from da3_ros.mapping.recognition import Recognition
@@ -106,6 +107,14 @@ class InputScene:
             replace(v, submap=v.submap + self.first_submap, camera=self.camera(v.camera))
             for v in self.saved.floor.views
         )
+
+    def anchors(self) -> tuple[HeldAnchor, ...]:
+        """Returns the global poses that hold it, with new ids."""
+        return tuple(
+            replace(a, submap=a.submap + self.first_submap,
+                    frame=(a.frame[0], self.camera(a.frame[1])))
+            for a in self.saved.anchors
+        )  # fmt: skip
 
     def recognition(self) -> Recognition | None:
         """Returns what recognises its locations, with new ids; None: nothing does."""

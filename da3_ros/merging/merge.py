@@ -134,8 +134,10 @@ def merged_scene(inputs: Sequence[InputScene], joined: Joined, placement: Placem
     chain = sum(one.chain_count for one in inputs) - 1
     ids = {s.id for s in submaps}
     views = tuple(v for one in inputs for v in one.floor() if v.submap in ids)
+    # Those of others may be in the frame of another site.
+    anchors = tuple(a for a in inputs[0].anchors() if a.submap in ids)
     return replace(
-        reference, submaps=tuple(submaps), poses=poses, chain=chain,
+        reference, submaps=tuple(submaps), poses=poses, chain=chain, anchors=anchors,
         recognition=_recognition(joined, placement), floor=replace(reference.floor, views=views),
     )  # fmt: skip
 

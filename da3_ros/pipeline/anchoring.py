@@ -10,14 +10,21 @@ import logging
 import math
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.mapping.anchors import KNOWN_RAD, Anchor, Anchored, placement, solve_anchored
+from da3_ros.mapping.anchors import (
+    KNOWN_RAD,
+    Anchor,
+    Anchored,
+    HeldAnchor,
+    placement,
+    solve_anchored,
+)
 from da3_ros.mapping.following import OwnPoses, correction_to, largest_move
 from da3_ros.mapping.graph_solution import Correction, Problem
 from da3_ros.mapping.scene import REFERENCE
@@ -41,16 +48,6 @@ REPORTED = 10  # wrong anchors that are logged
 NUMBERS = re.compile(r"\d+(\.\d+)?")
 
 
-@dataclass(frozen=True, eq=False)
-class _Held:
-    """A global pose, and the frame of the path beside which the camera was at that time."""
-
-    given: GlobalPose
-    submap: int
-    frame: tuple[int, str]  # stamp and camera; a keyframe if there is one
-    T_frame_camera: Array  # [4, 4] in the unit of the submap
-
-
 class Anchoring:
     """The anchors of one scene. Not thread-safe."""
 
@@ -65,7 +62,7 @@ class Anchoring:
         self._come: Counter[str] = Counter()  # number that each has got
         # The newest ones that became anchors: a camera may get them later than another one.
         self._taken: deque[tuple[float, ...]] = deque(maxlen=MOST_WAITING)
-        self._held: list[_Held] = []
+        self._held: list[HeldAnchor] = []
         self._wrong: set[int] = set()  # stamps of anchors that were reported
         self._windows = 0  # since the last solution
         self._due = False
@@ -80,6 +77,18 @@ class Anchoring:
         self.placed = False  # whether the map lies where the anchors have it
         self._confirmed = False  # whether two of them agree on that
         self.says_up = False  # whether an anchor has an orientation
+
+    def restore(self, held: Sequence[HeldAnchor]) -> None:
+        """Begins with a saved map, which lies where its anchors have it, if it has some."""
+        self.restart()
+        self._held, self.placed = list(held), bool(held)
+
+    def held(self, submaps: Collection[int]) -> tuple[HeldAnchor, ...]:
+        """Returns what ``restore`` takes, of a map with these submaps: the anchors that fit."""
+        if not self.placed:
+            return ()
+        fitting = (a for a in self._held if a.given.stamp_ns not in self._wrong)
+        return tuple(a for a in fitting if a.submap in submaps)
 
     def add(self, view: View) -> None:
         """Adds the global poses that came with a view."""
@@ -105,7 +114,7 @@ class Anchoring:
         self._windows += 1
         if not any(self._waiting.values()) and not self._held:
             return False
-        if why_not:
+        if why_not and self._come:  # else those of a loaded map wait for others
             self.tell(f"not used: {why_not}")
         return not why_not
 
@@ -207,7 +216,7 @@ class Anchoring:
                 pose[:3, 3] /= lengths[id]
             anchor = Anchor(given[i], id, T)
             frame = int(own.stamps[k]), camera
-            self._held.append(_Held(given[i], id, frame, T_frame_camera))
+            self._held.append(HeldAnchor(given[i], id, frame, T_frame_camera))
             base = anchor.base(T_ros_map @ submaps[id].T_map_submap)
             off = float(np.linalg.norm((base - anchor.given.T_ros_base)[:2, 3]))
             self._fits &= off < FITS * anchor.sigma_m

@@ -255,7 +255,7 @@ class SceneMap(MapListener):
         self.forget()
         self.submaps.localize(False)  # until the scene is there
         self.following.restart(loaded=True)
-        self.anchoring.restart()
+        self.anchoring.restore(saved.anchors)
         self.scale.resume(saved.metric)
         known = usable_recognition(saved, self.config)
         self.submaps.restore(
@@ -284,7 +284,8 @@ class SceneMap(MapListener):
         floor = self.floor_map.views({s.id for s in saved.submaps})
         if not self.is_level:  # what was seen of the floor has no place on it
             floor = FloorViews()
-        saved = dataclasses.replace(saved, floor=floor, is_level=self.is_level)
+        anchors = self.anchoring.held({s.id for s in saved.submaps})
+        saved = dataclasses.replace(saved, floor=floor, is_level=self.is_level, anchors=anchors)
         return with_recognition(saved, known, self.config)
 
     def update_scale(

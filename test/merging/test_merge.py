@@ -20,15 +20,16 @@ from da3_ros.export.saved_records import SavedRecords
 from da3_ros.export.scene_file import SceneFileError, load_scene, save_scene, write_scene
 from da3_ros.keyframe_store.recorder import KeyframeRecorder
 from da3_ros.keyframe_store.store import FRAME, JOURNAL, KINDS, StoredScene
+from da3_ros.mapping.anchors import HeldAnchor
 from da3_ros.mapping.pose_hint import PoseHint
-from da3_ros.merging.inputs import Copy, MergeError, open_inputs, open_without_copies
+from da3_ros.merging.inputs import Copy, InputScene, MergeError, open_inputs, open_without_copies
 from da3_ros.merging.joining import LoopNetwork, SceneJoiner
 from da3_ros.merging.merge import MergeSummary, merge
 from da3_ros.pipeline.keyframe_recording import KeyframeRecording
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.evaluation import fit_poses
-from da3_ros.types import Calibration, Frame, RefinedLoop
+from da3_ros.types import Calibration, Frame, GlobalPose, RefinedLoop
 
 
 class NamedTruth(DescribedTruth):
@@ -184,6 +185,38 @@ def wrong_depth(truth, second):
             return dataclasses.replace(exact, depth=depth)
 
     return LoopNetwork(config(), WrongDepth({"": truth}, 9), None)
+
+
+def anchored(folder, to, camera=""):
+    """A copy of a scene with a global pose at its last frame; returns its folder."""
+    scene = load_scene(folder)
+    row = scene.poses.rows[-1]
+    stamp, submap = int(row["stamp_ns"]), int(row["submap"])
+    given = GlobalPose(stamp, np.eye(4), np.eye(6), np.eye(4))
+    held = HeldAnchor(given, submap, (stamp, camera), np.eye(4))
+    save_scene(dataclasses.replace(scene, anchors=(held,)), to)
+    return to
+
+
+def test_global_poses_of_the_first_scene_hold_the_merged_one(folders, ring, second, tmp_path):
+    """Those of the other may be in the frame of another site."""
+    given = [anchored(folders(name), tmp_path / name) for name in ("monday", "tuesday")]
+    _, scene = merged(given, tmp_path / "out", [*ring, *second])
+    (held,) = scene.anchors
+    assert held.frame == (ring[59].stamp_ns, "")
+    rows = scene.poses.rows
+    (row,) = rows[rows["stamp_ns"] == held.frame[0]]
+    assert row["submap"] == held.submap
+
+
+def test_anchors_get_the_new_ids_and_names_of_their_scene(folders, tmp_path):
+    folder = anchored(folders("tuesday"), tmp_path / "tuesday")
+    saved = load_scene(folder)
+    one = InputScene("b", None, saved, first_submap=7, cameras={"": "b"})
+    (held,) = one.anchors()
+    assert held.submap == saved.anchors[0].submap + 7
+    assert held.frame == (saved.anchors[0].frame[0], "b")
+    assert held.submap in {s.id for s in one.submaps}
 
 
 def test_points_move_with_their_scene(folders, ring, second, tmp_path):

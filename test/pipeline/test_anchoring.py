@@ -308,6 +308,50 @@ def test_a_saved_map_that_they_have_placed_is_where_they_had_it(truth, tmp_path,
         assert pipeline.counters["anchors_wrong"] == 0
 
 
+def resumed(scene, truth, again):
+    """A pipeline that goes on in a saved scene of the truth, with frames of another session."""
+    session = DescribedTruth([*truth, *again], 3, noise=CALM)
+    config = config_from_parameters({**SETTINGS, **METRIC, "window.size": 4})
+    pipeline = Pipeline(config, session, MetricModel(session))
+    pipeline.resume(scene)
+    return pipeline
+
+
+@pytest.mark.slow
+def test_a_wrong_one_does_not_move_a_saved_map(truth, tmp_path):
+    """The map's own anchors contradict it, though it is the only one of its session."""
+    rng = np.random.default_rng(11)
+    first, _ = run(truth, tags(truth, range(4, FRAMES - 1, 12), rng))
+    again = later(truth)
+    wrong = {30: [anchor(again[28], rng, off=(4, 3, 0))]}
+
+    def walked_again(scene):
+        pipeline = resumed(scene, truth, again)
+        _, out = run(again, wrong, pipeline=pipeline)
+        assert pipeline.map.pose_known
+        return pipeline, float(np.median(errors(out, again)[40:]))
+
+    scene = load_scene(saved(first, tmp_path))
+    assert len(scene.anchors) == 5
+    pipeline, off = walked_again(scene)
+    assert off < 0.5
+    assert pipeline.counters["anchors_wrong"] == 1
+    assert len(pipeline.snapshot().anchors) == 5, "the wrong one is not saved"
+    _, off = walked_again(replace(scene, anchors=()))
+    assert off > 3, "one alone moves a scene that nothing holds"
+
+
+def test_a_loaded_map_does_not_say_that_its_global_poses_are_unused(truth, tmp_path, caplog):
+    """None has come: the line would be about a topic that nobody has."""
+    rng = np.random.default_rng(12)
+    first, _ = run(truth, tags(truth, (6, 18, 30), rng))
+    again = later(truth)[:6]
+    pipeline = resumed(load_scene(saved(first, tmp_path)), truth, again)
+    run(again, {}, pipeline=pipeline)
+    assert pipeline.scene_map.anchoring.placed
+    assert "global_pose" not in caplog.text
+
+
 def test_a_reset_forgets_where_they_had_the_map(truth):
     """Those after it place the new one."""
     rng = np.random.default_rng(10)

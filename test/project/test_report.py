@@ -141,26 +141,6 @@ def test_a_matrix_of_several_versions_says_so(clone):
     assert "* The rows are of commits abc1, abc2: compare those of one." in page
 
 
-def test_a_matrix_says_what_compiler_and_openvino_gain_by_rows_of_one_commit(clone):
-    data = matrix_rows()
-    plain = {**data["rows"][0], "commit": "abc1"}
-    others = [
-        {"backend": "openvino", "mean_s": 4.0},
-        {"compile": "on", "mean_s": 8.0},
-        {"precision": "off", "mean_s": 12.0},
-        {"precision": "off", "mean_s": 15.0, "compile": "on"},
-        {"precision": "auto", "mean_s": 12.0},
-        {"precision": "auto", "mean_s": 1.0, "compile": "on", "commit": "abc2"},
-        {"precision": "int8", "refused": "no"},
-    ]
-    data["rows"] = [plain, *(plain | other for other in others)]
-    del data["rows"][-1]["mean_s"]
-    page = page_of(clone("matrix", matrix__a=data))
-    compiled = "0.800 to 1.25 times as fast as without a compiler (2 settings)"
-    assert f"* Compiled, PyTorch is {compiled}." in page
-    assert "* OpenVINO is 2.50 to 2.50 times as fast as PyTorch (1 setting)." in page
-
-
 def test_a_matrix_names_its_machine_its_setting_and_what_did_not_run(clone):
     page = page_of(clone("matrix", matrix__a=matrix_rows()))
     assert (

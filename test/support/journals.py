@@ -40,7 +40,7 @@ def _followed(description, data, moved):
         rows = np.frombuffer(data, SUBMAP).copy()
         for name in ("points", "images"):
             rows[name] = [moved.get(at, 10**9) for at in rows[name].tolist()]
-        for name in ("path", "recognition"):
+        for name in ("path", "recognition", "floor", "anchors"):
             description[name] = moved.get(description[name], 10**9)
         data = rows.tobytes()
     elif kind == "recognition":
