@@ -19,7 +19,7 @@ from da3_ros.viewer.strides import chosen_strides
 MAX_PATH = 2000  # poses of the path that are shown
 MAX_KEYFRAMES = 200
 STEPS = 2  # of distances per doubling
-MAX_POINTS_AT_ONCE = 100_000  # of changed submaps in one update; the others follow in the next one
+MAX_POINTS_AT_ONCE = 40_000  # of changed submaps in an update; the others follow in the next
 
 
 @dataclass(frozen=True, eq=False)
