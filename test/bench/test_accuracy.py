@@ -203,6 +203,7 @@ def test_a_sequence_without_enough_true_poses_is_refused(accuracy, walk, tmp_pat
         accuracy.measure(sequence, CONFIG, session=session_for(sequence, walk[1]))
 
 
+@pytest.mark.long
 def test_depth_measured_by_images_is_compared_with_the_networks(accuracy, tmp_path):
     """With a network that errs by several percent, and the truth of a folder in TUM's layout."""
     camera = SyntheticCamera(77, (126, 98), walk="loop", frames=52, rate_hz=6)

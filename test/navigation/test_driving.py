@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from support.cases import long_after
 from support.costmap import LETHAL
 from support.driving import DrivenRoom, drive, robots_frames, total
 from support.pipelines import settings
@@ -64,7 +65,7 @@ def frame(depth, T, number):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.02])
+@pytest.mark.parametrize("noise", long_after(1, [0.02, 0.0]))
 @pytest.mark.parametrize("T", [camera_at(1.0, 10.0), camera_at(0.3)], ids=["high", "low"])
 @pytest.mark.parametrize(("thing_m", "wall_m"), [(1.5, 3.0), (1.5, 50.0), (3.5, 4.3), (3.6, 50.0)])
 def test_a_thing_that_is_gone_is_cleared_within_a_second(thing_m, wall_m, T, noise):
@@ -72,7 +73,7 @@ def test_a_thing_that_is_gone_is_cleared_within_a_second(thing_m, wall_m, T, noi
     assert_cleared(thing_m, wall_m, T, noise, K)
 
 
-@pytest.mark.parametrize("fov_deg", [100.0, 110.0])
+@pytest.mark.parametrize("fov_deg", long_after(1, [110.0, 100.0]))
 def test_a_wide_field_of_view_clears_too(fov_deg):
     wide = intrinsics(SIZE, fov_deg)
     assert_cleared(3.5, 50.0, camera_at(1.0, 10.0), 0.02, wide)

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
+from support.cases import long_after
 from support.wall_views import K, drifted, map_views
 
 from da3_ros.geometry.lens import Lens
@@ -94,7 +95,7 @@ def test_a_lens_that_no_track_determines_is_left_alone():
 
 
 @pytest.mark.parametrize("focal", [0.0, np.log(1.05)], ids=("right", "short"))
-@pytest.mark.parametrize("k1", [-0.1, 0.1])
+@pytest.mark.parametrize("k1", long_after(1, [-0.1, 0.1]))
 def test_distortion_is_measured_where_the_focal_length_hardly_is(k1, focal):
     poses = turning(turn_deg=0.5)
     poses[:, 1:3, 3] = 0.0
@@ -106,7 +107,7 @@ def test_distortion_is_measured_where_the_focal_length_hardly_is(k1, focal):
     assert found.focal_sigma > 0.015
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", long_after(1, range(3)))
 def test_a_stabiliser_is_no_barrel(seed):
     """It moves each image as a small turn would, but for what a barrel does."""
     poses = turning(turn_deg=0.0)

@@ -86,6 +86,7 @@ def test_all_sensors_of_a_rig_count_together(rig, bag, tmp_path, caplog):
     assert not [w for w in warnings(caplog) if "imu:" in w or "global_pose" in w]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_independent_cameras_have_metres_and_their_place_each(rig, bag, tmp_path, caplog):
     counts = run(bag, rig, tmp_path / "out", "window.mode:=independent")
