@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
-from support.inertial import BODY, CHIP, UNIT, InertialWalk
+from support.inertial import BODY, CHIP, UNIT, InertialWalk, rover
 
 from da3_ros.inertial.initialisation import STILL, PathPose, estimate
 from da3_ros.inertial.preintegration import preintegrate_all
@@ -107,6 +107,28 @@ def test_a_wrong_mount_gives_no_wrong_metres(turned):
     for kind, seed in itertools.product(("carried", "drone"), (1, 2)):
         found = solved(InertialWalk(kind, seed, 8, stated=stated))
         assert found.why_unknown or found.sigma > 0.15
+
+
+@pytest.mark.parametrize("turned", [0, -20, 30, 45, 60])
+def test_a_mount_that_no_rotation_shows_gives_no_wrong_metres(turned):
+    """A robot on a floor turns about the vertical alone: so does the gyro, however it is turned
+    about that. The accelerations of both tell."""
+    stated = BODY.copy()
+    stated[:3, :3] = BODY[:3, :3] @ Rotation.from_euler("z", turned, degrees=True).as_matrix()
+    for seed in range(3):
+        walk = InertialWalk(
+            "still", seed, 12, poses=rover(seed, 12), stated=stated, position_m=0.002,
+            rotation_deg=0.05,
+        )  # fmt: skip
+        found = solved(walk)
+        if not turned:
+            assert found.why_unknown == ""
+            assert abs(found.log_metres - METRES) < 3 * found.sigma
+        elif abs(turned) < 60:
+            named = found.why_unknown.split("turned about the vertical by ")[1].split()[0]
+            assert float(named) == pytest.approx(abs(turned), abs=3)
+        else:
+            assert found.why_unknown
 
 
 def test_too_few_keyframes_are_named():
