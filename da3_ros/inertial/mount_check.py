@@ -26,6 +26,8 @@ PLANAR = 0.1  # share of the rotation about a second axis, below which it shows 
 SURE = 25.0  # in residuals' variances
 MOST_SATURATED = 0.05  # share of the stretches
 MOST_OFFSET_SIGMA_S = 0.01
+# Time offset that is named, and its standard deviations: the scale suffers from 50 ms.
+LATE_S, SURE_LATE = 0.03, 5.0
 DEGREES = math.degrees(1)
 # Axes of a body (x ahead, y left, z up) in optical axes.
 R_OPTICAL_BODY = np.array([[0.0, -1.0, 0.0], [0.0, 0.0, -1.0], [1.0, 0.0, 0.0]])
@@ -95,6 +97,18 @@ class MountCheck:
         if self._new >= SOLVED_EVERY and len(self._pairs) >= LEAST_PAIRS:
             self._new = 0
             self._solve()
+
+    @property
+    def late(self) -> str:
+        """By how much the stamps are wrong, in one line with the remedy, or an empty text."""
+        found = self.time_offset_s
+        if found is None or abs(found.seconds) < max(LATE_S, SURE_LATE * found.sigma):
+            return ""
+        side = "later" if found.seconds > 0 else "earlier"
+        return (
+            f"its stamps are {1e3 * abs(found.seconds):.0f} ms {side} than those of the images: "
+            f"subtract {found.seconds:.3f} from imu.time_offset_s"
+        )
 
     def _solve(self) -> None:
         self.fault = self._sample_fault()

@@ -71,6 +71,18 @@ def test_late_stamps_are_measured(kind, late_s):
     assert abs(found.seconds - late_s) < 4 * found.sigma + 0.002
 
 
+@pytest.mark.parametrize(
+    ("late_s", "said"), [(0.01, ""), (0.06, "60 ms later"), (-0.06, "60 ms earlier")]
+)
+def test_stamps_that_cost_metres_are_named_with_the_remedy(late_s, said):
+    late = checked(InertialWalk("carried", 3, 15, rotation_deg=0.1, late_s=late_s)).late
+    assert bool(late) == bool(said)
+    if said:
+        assert said[3:] in late
+        parameter = float(late.split("subtract ")[1].split(" from imu.time_offset_s")[0])
+        assert parameter == pytest.approx(late_s, abs=0.005)
+
+
 def test_a_camera_that_does_not_turn_shows_nothing():
     check = checked(InertialWalk("straight", 3, 10))
     assert check.time_offset_s is None
