@@ -185,6 +185,12 @@ def test_an_imu_with_a_known_fault_is_not_used(caplog, monkeypatch):
     pipeline, out, _ = run()
     assert all(r.T_level_camera is None for r in out)
     assert [m for m in caplog.messages if "imu" in m] == ["imu: not used: its axes are wrong"]
+    # Nor are its rotations, though a mount that is wrong by little hardly changes them.
+    [(state, _)] = pipeline.gyro.states.values()
+    assert state == "agrees"
+    assert all(pipeline.gyro.pose(r.id) is None for r in out)
+    pipeline.gyro.is_faulty = False
+    assert pipeline.gyro.pose(out[-1].id) is not None
     assert not pipeline.loops._graph.problem(metric=True).ups
 
 
