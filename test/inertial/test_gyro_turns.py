@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from da3_ros.inertial.gyro_turns import GyroTurns
+from da3_ros.inertial.gyro_turns import GyroTurns, turn_between
 from da3_ros.synthetic import Pace, make_room, make_walk
 from da3_ros.synthetic.imu import imu_samples
 from da3_ros.types import ImuNoise, View
@@ -150,6 +150,10 @@ def test_turns_are_as_uncertain_as_the_gyro_is_stated_to_be():
     assert known[1] > 1.2 * known[0], "a noisy gyro's bias is learned more slowly"
     assert sigmas[1] > 5 * sigmas[0]
     assert sigmas[2] > 1.5 * sigmas[0]
+    # Without any noise, its scale factor and its mount err by a hundredth of an angle.
+    a = dataclasses.replace(turns._gyros[""].pose, white=0.0, bias_sigma=0.0)
+    b = dataclasses.replace(a, time_s=a.time_s + 1, angle=a.angle + 2.0)
+    assert turn_between(a, b)[1] == pytest.approx(0.02)
 
 
 def test_cameras_of_a_rig_have_frames_of_their_own():

@@ -1,6 +1,8 @@
 """Scale, gravity and biases of walks with an IMU, and the motions that show no scale."""
 
 import itertools
+import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -129,6 +131,61 @@ def test_a_mount_that_no_rotation_shows_gives_no_wrong_metres(turned):
             assert float(named) == pytest.approx(abs(turned), abs=3)
         else:
             assert found.why_unknown
+
+
+# Each gate alone
+
+
+def test_a_path_whose_unit_changes_gives_two_halves_that_differ():
+    walk = InertialWalk("carried", 3, 12)
+    half = len(walk.poses) // 2
+    walk.poses[half:, :3, 3] = (
+        walk.poses[half, :3, 3] + 1.25 * (walk.poses[half:, :3, 3] - walk.poses[half, :3, 3])
+    )  # fmt: skip
+    assert "two halves of the path give scales that differ" in solved(walk).why_unknown
+
+
+def test_a_gyro_that_turns_otherwise_than_the_camera_is_named():
+    """Also where the accelerometer is right."""
+    walk = InertialWalk("carried", 3, 8)
+    turn = Rotation.from_euler("xyz", [0, 90, 0], degrees=True).as_matrix()
+    walk.stretches = [replace(s, gyro=s.gyro @ turn) for s in walk.stretches]
+    assert "the camera's rotations differ from the gyro's" in solved(walk).why_unknown
+
+
+def test_a_path_whose_noise_is_larger_than_its_motion_gives_no_metres():
+    """8 cm in each pose of a walking person."""
+    for seed in (1, 2, 3):
+        found = solved(InertialWalk("carried", seed, 12, position_m=0.08))
+        assert "the camera's accelerations differ from the IMU's" in found.why_unknown
+
+
+def swaying(acceleration):
+    """Poses of a camera that sways sideways by an acceleration, RMS, m/s^2, and hardly turns."""
+    t = np.arange(80) / 10
+    T = steady("stand")[:1].repeat(len(t), axis=0)
+    T[:, 0, 3] = math.sqrt(2) * acceleration / 2.0**2 * np.sin(2.0 * t)
+    return T
+
+
+@pytest.mark.parametrize(("acceleration", "known"), [(0.06, False), (0.3, True)])
+def test_too_little_acceleration_shows_no_scale_however_exact_the_imu_is(acceleration, known):
+    """The accelerometer's gain and axes are known to a per cent of gravity at best."""
+    walk = InertialWalk("still", 1, 8, noise=None, poses=swaying(acceleration))
+    assert (solved(walk).why_unknown == "") == known
+    assert known or solved(walk).why_unknown == STILL
+
+
+def test_an_imu_whose_noise_is_the_motion_shows_no_scale():
+    loud = replace(CHIP, acceleration=0.3)
+    walk = InertialWalk("handheld", 3, 8, noise=loud)
+    stretches = [replace(s, noise=loud) for s in walk.stretches]
+    walk.stretches = stretches
+    frames = [PathPose(0, int(walk.at[0]), walk.poses[0], None)]
+    for i in range(2, len(walk.at), 2):
+        since = preintegrate_all(stretches[i - 2 : i], loud)
+        frames.append(PathPose(i, int(walk.at[i]), walk.poses[i], since))
+    assert estimate(frames, BODY[:3, 3], loud).why_unknown == STILL
 
 
 def test_too_few_keyframes_are_named():

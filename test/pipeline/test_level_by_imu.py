@@ -114,6 +114,19 @@ def test_an_imu_that_the_camera_contradicts_is_not_followed():
     assert out[-1].T_level_camera is None
 
 
+@pytest.mark.parametrize("turned", [0, 90])
+def test_before_the_camera_turns_up_is_believed_if_it_is_likely(turned):
+    """No rotation has confirmed the mount; that of an image that lies on its side is wrong, or
+    the camera does."""
+    mount = np.eye(4)
+    mount[:3, :3] = Rotation.from_euler("z", turned, degrees=True).as_matrix()
+    pipeline, out, frames = run(mount=mount, walk="straight")
+    assert {state for state, _ in pipeline.gyro.states.values()} == {"unknown"}
+    known = [(r, f) for r, f in zip(out, frames, strict=True) if r.T_level_camera is not None]
+    assert bool(known) == (turned == 0)
+    assert all(tilt(r.T_level_camera, level(f)) < 3.0 for r, f in known)
+
+
 def test_a_mount_that_slips_is_named_once_for_each_kind_of_fault(caplog):
     """However its angle grows while the newest rotations are compared, and the map stays level."""
     roll = np.eye(4)

@@ -131,6 +131,18 @@ def test_without_data_one_line_says_what_is_missing(caplog):
     assert "no IMU data" in source.why_unknown("imu")
 
 
+@pytest.mark.parametrize("state", ["unknown", "no"])
+def test_an_imu_that_rotations_do_not_confirm_gives_no_metres(state):
+    walk, source = InertialWalk("carried", 3, 6), scale_source("imu")
+    filter = follow(source.estimator(), walk)
+    source.note_imu(state)
+    assert filter.estimate() is None
+    assert ("contradict" if state == "no" else "must turn") in source.why_unknown("imu")
+    source.note_imu("agrees")
+    # As uncertain as the accelerometer's gain, at least.
+    assert filter.estimate().sigma > 0.01
+
+
 def test_an_imu_that_is_turned_on_a_rover_is_named_once_and_gives_no_metres(caplog):
     stated = BODY.copy()
     stated[:3, :3] = BODY[:3, :3] @ Rotation.from_euler("z", 45, degrees=True).as_matrix()
