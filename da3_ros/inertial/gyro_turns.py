@@ -24,7 +24,7 @@ SCALE_FACTOR, FIRST_BIAS = 0.01, 0.02
 BY_TRACKS, BY_NETWORK, AT_REST = 0.003, 0.015, 0.001
 MEMORY = 0.97  # share of what is known of the agreement that stays at the next pair of views
 # Time between two views that are compared: a shorter one hardly shows a rotation, s.
-LEAST_S, MOST_S = 0.25, 2.0
+LEAST_S, MOST_S = 0.25, 5.0
 TURNED = 0.2  # rad, of pairs together, that show whether the gyro agrees
 FORCE_S = 1.0  # time over which the mean force stands for gravity
 SHOWN = 3.0  # standard deviations of a rotation that shows anything

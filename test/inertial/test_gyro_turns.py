@@ -59,6 +59,22 @@ def test_a_sound_gyro_agrees_with_noisy_poses_and_learns_its_bias(rate_hz, noise
         assert bias == pytest.approx(true_bias, rel=0.3)
 
 
+@pytest.mark.parametrize(("mount", "state"), [(None, "agrees"), (RIGHT_ANGLE, "contradicts")])
+def test_views_that_come_every_few_seconds_tell_too(mount, state):
+    """As of a network that takes so long for a window."""
+    T, stamps = walk(seconds=60.0)
+    T, stamps = T[::30], stamps[::30]
+    assert np.diff(stamps).min() == 3 * 10**9
+    every, at = walk(seconds=60.0)
+    samples = imu_samples(every, at, noise=ImuNoise(), seed=1)
+    turns = GyroTurns()
+    for i, stretch in enumerate([None, *samples.stretches(stamps, mount)]):
+        view = View(i, int(stamps[i]), IMAGE, imu=stretch)
+        turns.add(view)
+        turns.learn([view], {i: T[i]})
+    assert turns.state("") == state
+
+
 @pytest.mark.parametrize("rate_hz", [10.0, 30.0])
 @pytest.mark.parametrize("by_tracks", [True, False])
 @pytest.mark.parametrize("fault", ["dead", "mount"])
