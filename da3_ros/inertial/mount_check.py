@@ -27,7 +27,7 @@ SURE = 25.0  # in residuals' variances
 MOST_SATURATED = 0.05  # share of the stretches
 MOST_OFFSET_SIGMA_S = 0.01
 # Time offset that is named, and its standard deviations: the scale suffers from 50 ms.
-LATE_S, SURE_LATE = 0.03, 5.0
+LATE_S, SURE_LATE = 0.04, 5.0
 DEGREES = math.degrees(1)
 # Axes of a body (x ahead, y left, z up) in optical axes.
 R_OPTICAL_BODY = np.array([[0.0, -1.0, 0.0], [0.0, 0.0, -1.0], [1.0, 0.0, 0.0]])
