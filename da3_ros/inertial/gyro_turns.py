@@ -181,9 +181,12 @@ class GyroTurns:
     def __init__(self) -> None:
         self._gyros: dict[str, _Gyro] = {}
         self._poses: dict[int, tuple[str, GyroPose]] = {}  # camera and pose, by view
-        # Whether something else says that the IMU is wrong: by little, so that most of its
-        # rotations are still those of the camera.
-        self.is_faulty = False
+        self._is_faulty = False
+
+    def note_fault(self, fault: str) -> None:
+        """Takes over what else is known to be wrong with the IMU ("": nothing). A mount that is
+        wrong by little hardly changes the rotations, so that they agree with the camera's."""
+        self._is_faulty = bool(fault)
 
     def add(self, view: View) -> None:
         """Takes the next view of a camera, also one that shows nothing."""
@@ -202,7 +205,7 @@ class GyroTurns:
         """Returns the orientation at a view by a gyro that agrees with its camera, and has no
         known fault; None: there is none."""
         camera, pose = self._poses.get(id, ("", None))
-        return pose if self.state(camera) == "agrees" and not self.is_faulty else None
+        return pose if self.state(camera) == "agrees" and not self._is_faulty else None
 
     def turn(self, first: int, second: int) -> tuple[Array, float] | None:
         """Returns the rotation [3, 3] of view ``second`` in the axes of an earlier one of its

@@ -130,7 +130,7 @@ class WindowSteps(MapListener):
         fails.
         """
         self._measured_by_imu.clear()
-        self.gyro.is_faulty = bool(self.scene_map.level_finder.mount.fault)
+        self.gyro.note_fault(self.scene_map.level_finder.mount.fault)
         taken = [self._with_sound_imu(prepared) for prepared in self.builder.take()]
         closed = self.scene_map.close_loop()
         metre = self.scene_map.adjust(self.refinement.metre, self.odometry.chain)
