@@ -24,7 +24,7 @@ SCALE_FACTOR, FIRST_BIAS = 0.01, 0.02
 BY_TRACKS, BY_NETWORK, AT_REST = 0.003, 0.015, 0.001
 MEMORY = 0.97  # share of what is known of the agreement that stays at the next pair of views
 # Time between two views that are compared: a shorter one hardly shows a rotation, s.
-LEAST_S, MOST_S = 0.25, 2.0
+LEAST_S, MOST_S = 0.25, 5.0
 TURNED = 0.2  # rad, of pairs together, that show whether the gyro agrees
 FORCE_S = 1.0  # time over which the mean force stands for gravity
 SHOWN = 3.0  # standard deviations of a rotation that shows anything
@@ -181,6 +181,12 @@ class GyroTurns:
     def __init__(self) -> None:
         self._gyros: dict[str, _Gyro] = {}
         self._poses: dict[int, tuple[str, GyroPose]] = {}  # camera and pose, by view
+        self._is_faulty = False
+
+    def note_fault(self, fault: str) -> None:
+        """Takes over what else is known to be wrong with the IMU ("": nothing). A mount that is
+        wrong by little hardly changes the rotations, so that they agree with the camera's."""
+        self._is_faulty = bool(fault)
 
     def add(self, view: View) -> None:
         """Takes the next view of a camera, also one that shows nothing."""
@@ -196,10 +202,10 @@ class GyroTurns:
         self._poses = {id: pose for id, pose in self._poses.items() if id in ids}
 
     def pose(self, id: int) -> GyroPose | None:
-        """Returns the orientation at a view by a gyro that agrees with its camera; None: there is
-        none."""
+        """Returns the orientation at a view by a gyro that agrees with its camera, and has no
+        known fault; None: there is none."""
         camera, pose = self._poses.get(id, ("", None))
-        return pose if self.state(camera) == "agrees" else None
+        return pose if self.state(camera) == "agrees" and not self._is_faulty else None
 
     def turn(self, first: int, second: int) -> tuple[Array, float] | None:
         """Returns the rotation [3, 3] of view ``second`` in the axes of an earlier one of its

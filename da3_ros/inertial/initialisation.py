@@ -42,7 +42,10 @@ MOST_TURN = 0.009  # RMS of rotation between keyframes that camera and gyro diff
 MOST_TURN_SHARE = 0.3  # of its square in that of the camera's rotation, beyond which one is wrong
 MOST_RESIDUAL = 0.6  # share of the camera's changes of velocity that the IMU does not explain
 HALVES = 4.0  # standard deviations that two halves may differ by
+# Turn about gravity between both accelerations that is named, rad, and its standard deviations.
+MOST_YAW, SURE_YAW = math.radians(15), 5.0
 CHECK = "check the IMU's mount (transform to the optical frame) and its time offset"
+YAW = "the IMU is turned about the vertical"  # how the text of that fault begins
 STILL = "the camera hardly accelerates; constant speed and turning on the spot show no scale"
 
 
@@ -106,6 +109,10 @@ def _why_unknown(equations: _Equations, fit: _Solution, noise: ImuNoise) -> str:
         return STILL
     if fit.residual_share > MOST_RESIDUAL:
         return f"the camera's accelerations differ from the IMU's, or are too noisy: {CHECK}"
+    if abs(fit.yaw) > max(MOST_YAW, SURE_YAW * fit.yaw_sigma):
+        # What no rotation shows of a robot that turns about the vertical alone.
+        degrees = math.degrees(abs(fit.yaw))
+        return f"{YAW} by {degrees:.0f} degrees: {CHECK}"
     first, second = (_Solution.to(half, noise) for half in equations.halves())
     if first is None or second is None:
         return STILL
@@ -295,6 +302,9 @@ class _Solution:
     acceleration: float  # RMS, m/s^2
     noise_share: float  # of the IMU's noise in the motion that determines the scale
     residual_share: float  # of the camera's changes of velocity that is not explained
+    # Turn of the camera's accelerations about gravity, from the IMU's, rad, and its deviation.
+    yaw: float
+    yaw_sigma: float
     converged: bool
 
     @staticmethod
@@ -318,6 +328,7 @@ class _Solution:
             if converged and number >= HELD_STEPS:
                 break
             state = state.moved(step, terms.position_sigma, freedom)
+        yaw, yaw_sigma = terms.yaw_with(prior)
         return _Solution(
             state.log_units,
             math.sqrt(covariance[0, 0]),
@@ -328,6 +339,8 @@ class _Solution:
             terms.acceleration,
             terms.imu_noise * float(covariance[0, 0]),
             float(terms.rest @ terms.rest) / max(float(terms.seen @ terms.seen), 1e-12),
+            yaw,
+            yaw_sigma,
             converged,
         )
 
@@ -364,6 +377,7 @@ class _WhiteTerms:
 
     rest: Array  # [3 E]
     J: Array  # [3 E, 6] by log units, two rotations of gravity, and the bias
+    by_yaw: Array  # [3 E] by a turn of all accelerations about gravity
     seen: Array  # [3 E]
     imu_noise: float  # expected square of the IMU's noise in the first column of J
     position_sigma: float  # units of the path
@@ -374,13 +388,26 @@ class _WhiteTerms:
         units, predicted = math.exp(state.log_units), q.predicted(state.gravity, state.bias)
         rest = (q.seen - units * predicted).reshape(-1)
         by_gravity = q.seconds[:, None, None] * (GRAVITY * _tangent(state.gravity))
-        J = units * np.concatenate((predicted[:, :, None], by_gravity, q.by_bias), axis=2)
+        turned = np.cross(state.gravity / GRAVITY, predicted)[:, :, None]
+        columns = predicted[:, :, None], by_gravity, q.by_bias, turned
+        J = units * np.concatenate(columns, axis=2)
         sigma, half = _position_sigma(q, rest, units, state)
         white, seen = (solve_triangular(half, a, lower=True) for a in (rest, q.seen.ravel()))
-        J = solve_triangular(half, J.reshape(-1, 6), lower=True)
+        J = solve_triangular(half, J.reshape(-1, 7), lower=True)
         acceleration = math.sqrt(3 * float(np.mean((predicted / q.seconds[:, None]) ** 2)))
         imu_noise = units**2 * float(np.trace(cho_solve((half, True), q.imu)))
-        return _WhiteTerms(white, J, seen, imu_noise, sigma, acceleration)
+        return _WhiteTerms(white, J[:, :6], J[:, 6], seen, imu_noise, sigma, acceleration)
+
+    def yaw_with(self, prior: Array) -> tuple[float, float]:
+        """Returns the turn about gravity that fits best at the solution, with what else it
+        changes, and its standard deviation, rad. prior: information [6, 6]."""
+        J = np.column_stack((self.J, self.by_yaw))
+        information = J.T @ J
+        information[:6, :6] += prior
+        covariance = np.linalg.inv(information + 1e-9 * np.eye(7))
+        # At the solution nothing else is drawn anywhere.
+        tangent = float(covariance[6, 6] * (self.by_yaw @ self.rest))
+        return math.atan(tangent), math.sqrt(covariance[6, 6]) / (1 + tangent**2)
 
 
 def _linear_start(q: _Equations) -> tuple[float, Array] | None:

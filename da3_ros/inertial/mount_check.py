@@ -26,6 +26,9 @@ PLANAR = 0.1  # share of the rotation about a second axis, below which it shows 
 SURE = 25.0  # in residuals' variances
 MOST_SATURATED = 0.05  # share of the stretches
 MOST_OFFSET_SIGMA_S = 0.01
+# Time offset that is named, and its standard deviations: the scale suffers from 50 ms.
+LATE_S, SURE_LATE = 0.04, 5.0
+LATE_SOLVES = 6  # in a row that find it, on the same side: rotations of a network may err steadily
 DEGREES = math.degrees(1)
 # Axes of a body (x ahead, y left, z up) in optical axes.
 R_OPTICAL_BODY = np.array([[0.0, -1.0, 0.0], [0.0, 0.0, -1.0], [1.0, 0.0, 0.0]])
@@ -62,6 +65,7 @@ class MountCheck:
     def __init__(self) -> None:
         self.fault = ""
         self.time_offset_s: TimeOffset | None = None
+        self._late = 0  # solutions in a row with late stamps; negative: early
         self.restart()
 
     def restart(self) -> None:
@@ -96,6 +100,18 @@ class MountCheck:
             self._new = 0
             self._solve()
 
+    @property
+    def late(self) -> str:
+        """By how much the stamps are wrong, in one line with the remedy, or an empty text."""
+        found = self.time_offset_s
+        if found is None or abs(self._late) < LATE_SOLVES:
+            return ""
+        side = "later" if found.seconds > 0 else "earlier"
+        return (
+            f"its stamps are {1e3 * abs(found.seconds):.0f} ms {side} than those of the images: "
+            f"subtract {found.seconds:.3f} from imu.time_offset_s"
+        )
+
     def _solve(self) -> None:
         self.fault = self._sample_fault()
         match = self._match()
@@ -105,6 +121,12 @@ class MountCheck:
         sure = match.offset.sigma < MOST_OFFSET_SIGMA_S and match.explained > EXPLAINED
         if sure:
             self.time_offset_s = match.offset
+            self._note_late(match.offset)
+
+    def _note_late(self, found: TimeOffset) -> None:
+        side = math.copysign(1, found.seconds)
+        late = abs(found.seconds) >= max(LATE_S, SURE_LATE * found.sigma)
+        self._late = int(max(self._late * side, 0) * side + side) if late else 0
 
     def _sample_fault(self) -> str:
         """Returns what is wrong with ranges and units of the samples, or an empty text."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from da3_ros.mapping.frames import PoseInSubmap
 from da3_ros.mapping.graph_solution import Correction
 from da3_ros.mapping.map_table import NO_SUBMAP, MapListener, MapTable
 from da3_ros.scale_sources import scale_source
-from da3_ros.scale_sources.estimates import FLOOR, Estimate
+from da3_ros.scale_sources.estimates import AGES, FLOOR, Estimate
 from da3_ros.types import (
     Array,
     FloatImage,
@@ -38,8 +39,8 @@ class ScaleFilter:
     """The scale of one chain, window by window.
 
     Until the source is certain enough the scale is ``Scale()``, which is not metric. From then on
-    it follows the source by at most ``scale.max_step`` per window, and is held without
-    measurements.
+    it follows the source by at most ``scale.max_step`` per window. Without news it is held, and
+    becomes less certain with the way, since the unit of a chain drifts.
     """
 
     def __init__(self, config: ScaleConfig) -> None:
@@ -84,15 +85,36 @@ class ScaleFilter:
 
     def _forget_measurements(self) -> None:
         self.estimator = self.source.estimator()
+        self._newest: Estimate | None = None  # that differs from the one before
+        self._here: Array | None = None  # [3] the newest frame's camera in ``local``
+        self._way = 0.0  # over the depth, since ``_newest``
+
+    def note_way(self, T_local_camera: Array, depth: float) -> None:
+        """Notes the pose [4, 4] of each frame in ``local``, and its typical depth in the same
+        unit."""
+        self.estimator.note_way(T_local_camera, depth)
+        here = T_local_camera[:3, 3]
+        if self._here is not None and depth > 0:
+            self._way += float(np.linalg.norm(here - self._here)) / depth
+        self._here = here
 
     def update(self) -> Scale:
         """Returns the scale to publish with the current window. Call once per window."""
         name = self.config.source
         if not self.source.learns:
             return Scale(name, 1.0) if self.declared else Scale()
-        self._follow(self.estimator.estimate())
+        self._follow(self._aged(self.estimator.estimate()))
         name = self.estimator.counted or name
         return Scale() if self._value is None else Scale(name, self._value, self._sigma)
+
+    def _aged(self, found: Estimate | None) -> Estimate | None:
+        """Returns the newest estimate of the source, as uncertain as it has become by now."""
+        if found is not None and found != self._newest:
+            self._newest, self._way = found, 0.0
+        if self._newest is None:
+            return None
+        age = AGES * math.sqrt(self._way)
+        return replace(self._newest, sigma=math.hypot(self._newest.sigma, age))
 
     def _follow(self, target: Estimate | None) -> None:
         if target is None:
@@ -364,7 +386,7 @@ class MapScale(MapListener):
                 del self._frames[next(iter(self._frames))]
             for estimator in witnesses:
                 estimator.add_motion(view, T_local_camera, depth)
-            self.filter.estimator.note_way(T_local_camera, depth)
+            self.filter.note_way(T_local_camera, depth)
 
 
 def _motions(

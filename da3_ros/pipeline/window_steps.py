@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -67,6 +68,7 @@ from da3_ros.types import (
 
 log = logging.getLogger(__name__)
 
+NUMBERS = re.compile(r"-?\d+(\.\d+)?")
 GYRO_CONTRADICTS = (
     "its rotations are not those of the camera: check the transform from the camera to the IMU "
     "(camera frames: z forward, x right), imu.time_offset_s, and its unit (rad/s)"
@@ -93,7 +95,8 @@ class WindowSteps(MapListener):
         self.places = PlaceFeatures()
         self.scene_map.table.listeners.extend((self, self.places))
         self.gyro = GyroTurns()
-        self._imu_faults = set[tuple[str, str]]()  # that were logged: cameras and texts
+        self._imu_faults = set[tuple[str, str]]()  # that were logged: cameras and kinds
+        self._imu_is_late = False  # whether that was logged
         self._measured_by_imu: dict[int, ImuStretch] = {}  # of the newest window, by view
         self._bridged: Bridge | None = None  # a gap, until the first window after it
         self.refinement = WindowRefinement(config, counters, limits, self.gyro)
@@ -127,6 +130,7 @@ class WindowSteps(MapListener):
         fails.
         """
         self._measured_by_imu.clear()
+        self.gyro.note_fault(self.scene_map.level_finder.mount.fault)
         taken = [self._with_sound_imu(prepared) for prepared in self.builder.take()]
         closed = self.scene_map.close_loop()
         metre = self.scene_map.adjust(self.refinement.metre, self.odometry.chain)
@@ -478,22 +482,27 @@ class WindowSteps(MapListener):
 
     def _is_sound(self, camera: str) -> bool:
         """Whether the camera's rotations do not contradict the IMU; else says so once for each
-        camera and each fault that is known of it."""
+        camera and each fault that is known of it, whatever its numbers."""
         state, fault = self.gyro.state(camera), self.scene_map.level_finder.mount.fault
         if state != "contradicts" and not fault:
             return True
         self.counters["gyro_contradicted"] += 1
         camera = self.scene_map.level_finder.camera if fault else camera
         fault = fault or GYRO_CONTRADICTS
-        if (camera, fault) not in self._imu_faults:
-            self._imu_faults.add((camera, fault))
+        kind = camera, NUMBERS.sub("", fault)
+        if kind not in self._imu_faults:
+            self._imu_faults.add(kind)
             log.warning("imu: not used%s: %s", f" by camera {camera}" if camera else "", fault)
         return False
 
     def _levelled(self, frame: LocalFrame, view: View, *, still: bool = False) -> LocalFrame:
         # Also of an IMU that is not used: it may be mended.
         stretch, camera = self._measured_by_imu.get(view.id), view.camera
-        return self.scene_map.levelled(frame, stretch, self._trust(camera), still=still)
+        out = self.scene_map.levelled(frame, stretch, self._trust(camera), still=still)
+        if (late := self.scene_map.level_finder.mount.late) and not self._imu_is_late:
+            self._imu_is_late = True
+            log.warning("imu: %s", late)
+        return out
 
     def _trust(self, camera: str) -> str:
         """Returns whether a camera's rotations confirm the IMU: agrees, unknown, or no."""

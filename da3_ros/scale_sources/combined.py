@@ -18,6 +18,7 @@ from scipy.stats import chi2
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.parameter_schema import PLUS
 from da3_ros.scale_sources.estimates import (
+    AGES,
     AGREEMENT,
     Estimate,
     MeasurementFilter,
@@ -33,7 +34,6 @@ log = logging.getLogger(__name__)
 DISAGREES, AGREES = 0.001, 0.05
 # Share of an estimate's variance that other sources have too. A drift below the noise is not seen.
 LEAST_SHARED, MOST_SHARED = 0.3, 0.9
-AGES = 0.007  # relative standard deviation of an estimate without news, per root of way over depth
 SILENT = 5.0  # way over depth without news, from which on a source counts no longer by name
 REPORTED = 10  # disagreements that are logged
 

@@ -17,6 +17,7 @@ MIN_MEASUREMENTS = 3  # so that one bad measurement never decides
 OUTLIER = 3.0  # robust standard deviations
 AGREEMENT = 0.03  # relative difference that is never an outlier
 FLOOR = 0.003  # relative standard deviation that the alignment of windows adds at least
+AGES = 0.007  # that of an estimate without news, per root of way over depth
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.inertial.followed_camera import FollowedCamera
-from da3_ros.inertial.initialisation import InertialEstimate, PathPose, estimate
+from da3_ros.inertial.initialisation import YAW, InertialEstimate, PathPose, estimate
 from da3_ros.inertial.preintegration import Preintegrated, preintegrate
 from da3_ros.inertial.samples import usable
 from da3_ros.scale_sources.estimates import FLOOR, Estimate, MeasurementFilter
@@ -158,7 +158,7 @@ class ImuMotion(ScaleSource):
 
     def __init__(self) -> None:
         self._filter = ImuFilter()
-        self._reported = False
+        self._reported = self._yaw_reported = False
 
     def measure(
         self, window: Window, estimate: WindowEstimate, by_prior: ScaleMeasurement | None
@@ -174,6 +174,9 @@ class ImuMotion(ScaleSource):
         if missing and not self._reported:
             self._reported = True
             log.warning("scale.source imu: %s", NO_DATA)
+        if (why := self._filter.why_unknown).startswith(YAW) and not self._yaw_reported:
+            self._yaw_reported = True
+            log.warning("scale.source imu: no metres: %s", why)
 
     def why_unknown(self, name: str) -> str:
         why = self._filter.why_unknown

@@ -18,6 +18,7 @@ from da3_ros.types import Array, GlobalPose
 
 MOST = 1000  # that wait for frames
 GOES_ON_S = 10.0  # time of poses before a jump of all stamps that may come after the last frame
+AHEAD_S = 60.0  # of the newest frame, live: later stamps are of another clock
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +67,7 @@ class GlobalPoses:
         )
         self._leading, self._shared = leading, shared
         self._given: list[list[GivenPose]] = [[]]  # before the first frame; as ``_Waiting.runs``
+        self._live = False  # whether they come one by one
         self._waiting: dict[str, _Waiting] = {}  # by camera
         self._lock = threading.Lock()  # callbacks add while a worker reads
 
@@ -73,6 +75,7 @@ class GlobalPoses:
         """Adds one that has come."""
         with self._lock:
             self._given[-1] = [*self._given[-1][1 - MOST :], given]
+            self._live = True
             for waiting in self._waiting.values():
                 waiting.runs[-1] = in_order((*waiting.runs[-1], given), MOST)
 
@@ -100,6 +103,12 @@ class GlobalPoses:
             waiting = self._waiting[camera].runs[0]
             while waiting and waiting[0].stamp_ns <= stamp_ns:
                 due.append(waiting.popleft())
+            ahead_s = (waiting[0].stamp_ns - stamp_ns) / 1e9 if self._live and waiting else 0.0
+        if ahead_s > AHEAD_S:
+            why = (
+                f"its stamp is {ahead_s:.0f} s later than that of the image: the clocks of both "
+                "must be the same"
+            )
         for given in due:
             try:
                 found.append(self._placed(given, camera, frame_id))

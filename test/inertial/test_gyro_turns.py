@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from da3_ros.inertial.gyro_turns import GyroTurns
+from da3_ros.inertial.gyro_turns import GyroTurns, turn_between
 from da3_ros.synthetic import Pace, make_room, make_walk
 from da3_ros.synthetic.imu import imu_samples
 from da3_ros.types import ImuNoise, View
@@ -57,6 +57,22 @@ def test_a_sound_gyro_agrees_with_noisy_poses_and_learns_its_bias(rate_hz, noise
     if by_tracks:
         true_bias = np.linalg.norm(samples.gyro_bias[-1])
         assert bias == pytest.approx(true_bias, rel=0.3)
+
+
+@pytest.mark.parametrize(("mount", "state"), [(None, "agrees"), (RIGHT_ANGLE, "contradicts")])
+def test_views_that_come_every_few_seconds_tell_too(mount, state):
+    """As of a network that takes so long for a window."""
+    T, stamps = walk(seconds=60.0)
+    T, stamps = T[::30], stamps[::30]
+    assert np.diff(stamps).min() == 3 * 10**9
+    every, at = walk(seconds=60.0)
+    samples = imu_samples(every, at, noise=ImuNoise(), seed=1)
+    turns = GyroTurns()
+    for i, stretch in enumerate([None, *samples.stretches(stamps, mount)]):
+        view = View(i, int(stamps[i]), IMAGE, imu=stretch)
+        turns.add(view)
+        turns.learn([view], {i: T[i]})
+    assert turns.state("") == state
 
 
 @pytest.mark.parametrize("rate_hz", [10.0, 30.0])
@@ -150,6 +166,10 @@ def test_turns_are_as_uncertain_as_the_gyro_is_stated_to_be():
     assert known[1] > 1.2 * known[0], "a noisy gyro's bias is learned more slowly"
     assert sigmas[1] > 5 * sigmas[0]
     assert sigmas[2] > 1.5 * sigmas[0]
+    # Without any noise, its scale factor and its mount err by a hundredth of an angle.
+    a = dataclasses.replace(turns._gyros[""].pose, white=0.0, bias_sigma=0.0)
+    b = dataclasses.replace(a, time_s=a.time_s + 1, angle=a.angle + 2.0)
+    assert turn_between(a, b)[1] == pytest.approx(0.02)
 
 
 def test_cameras_of_a_rig_have_frames_of_their_own():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
-from support.inertial import BODY, InertialWalk
+from support.inertial import BODY, InertialWalk, rover
 
 from da3_ros.inertial.mount_check import MountCheck
 
@@ -25,6 +25,18 @@ def test_a_sound_imu_has_no_fault(kind):
         assert check.fault == ""
         if check.time_offset_s is not None:
             assert abs(check.time_offset_s.seconds) < 4 * check.time_offset_s.sigma + 0.001
+
+
+@pytest.mark.parametrize("turned", [0, 90])
+def test_what_rotations_about_one_axis_cannot_show_is_not_named(turned):
+    """A robot on a floor: about the vertical, any mount has the same rates."""
+    stated = BODY.copy()
+    stated[:3, :3] = BODY[:3, :3] @ Rotation.from_euler("z", turned, degrees=True).as_matrix()
+    for seed in range(3):
+        walk = InertialWalk(
+            "still", seed, 12, poses=rover(seed, 12), stated=stated, rotation_deg=0.1
+        )
+        assert checked(walk).fault == ""
 
 
 @pytest.mark.parametrize("turned", [(90, 0, 0), (0, -90, 0), (0, 0, 90), (0, 180, 0)])
@@ -69,6 +81,18 @@ def test_late_stamps_are_measured(kind, late_s):
     found = checked(walk).time_offset_s
     assert found.sigma < 0.01
     assert abs(found.seconds - late_s) < 4 * found.sigma + 0.002
+
+
+@pytest.mark.parametrize(
+    ("late_s", "said"), [(0.01, ""), (0.06, "60 ms later"), (-0.06, "60 ms earlier")]
+)
+def test_stamps_that_cost_metres_are_named_with_the_remedy(late_s, said):
+    late = checked(InertialWalk("carried", 3, 15, rotation_deg=0.1, late_s=late_s)).late
+    assert bool(late) == bool(said)
+    if said:
+        assert said[3:] in late
+        parameter = float(late.split("subtract ")[1].split(" from imu.time_offset_s")[0])
+        assert parameter == pytest.approx(late_s, abs=0.005)
 
 
 def test_a_camera_that_does_not_turn_shows_nothing():

@@ -132,6 +132,27 @@ def test_only_measurements_that_are_certain_enough_replace_a_held_scale():
     assert found.sigma < 0.15
 
 
+def test_a_scale_without_news_is_less_certain_with_the_way():
+    """The unit of the chain drifts, whether the source is gone or says nothing new."""
+    scale = MapScale(ScaleConfig(source="metric_model"))
+    keeper = scale.filter
+    for value in (1.96, 2.0, 2.04):
+        keeper.estimator.add(ScaleMeasurement(value, 0.02), 1.0)
+    known = keeper.update()
+
+    def go(metres, depth):
+        for x in np.linspace(0, metres, 5):
+            keeper.note_way(at(x), depth)
+        return keeper.update()
+
+    assert go(0.0, 1.0) == known  # a robot that stands
+    found = go(100.0, 2.0)
+    assert found.value == known.value
+    assert found.sigma == pytest.approx(np.hypot(known.sigma, 0.007 * np.sqrt(50)))
+    keeper.estimator.add(ScaleMeasurement(2.0, 0.02), 1.0)
+    assert keeper.update().sigma < 0.5 * found.sigma
+
+
 def test_a_unit_that_changes_before_the_first_value_leaves_the_limit():
     keeper = ScaleFilter(ScaleConfig(source="metric_model", max_step=0.01))
     keeper.change_unit(1.2)

@@ -29,11 +29,17 @@ def walked(walk="carried", seed=4, frames=FRAMES):
     return camera, list(camera)
 
 
-def run(mount=None, gap=(), walk="carried", frames=FRAMES, network=TruthSession, **values):
+def run(
+    mount=None, gap=(), walk="carried", frames=FRAMES, network=TruthSession, slips=None,
+    late_s=0.0, **values,
+):  # fmt: skip
+    """slips: frame from which on the mount is the wrong one; None: from the beginning on."""
     camera, frames = walked(walk, frames=frames)
     stamps = np.array([f.stamp_ns for f in frames])
-    samples = imu_samples(camera.T_room_camera, stamps, noise=ImuNoise(), seed=2)
+    samples = imu_samples(camera.T_room_camera, stamps, noise=ImuNoise(), seed=2, late_s=late_s)
     stretches = [None, *samples.stretches(stamps, mount)]
+    if slips is not None:
+        stretches[:slips] = [None, *samples.stretches(stamps)][:slips]
     pipeline = Pipeline(
         settings(**{"level.source": "imu", "scale.source": "fixed", **values}),
         network(frames),
@@ -108,6 +114,39 @@ def test_an_imu_that_the_camera_contradicts_is_not_followed():
     assert out[-1].T_level_camera is None
 
 
+@pytest.mark.parametrize("turned", [0, 90])
+def test_before_the_camera_turns_up_is_believed_if_it_is_likely(turned):
+    """No rotation has confirmed the mount; that of an image that lies on its side is wrong, or
+    the camera does."""
+    mount = np.eye(4)
+    mount[:3, :3] = Rotation.from_euler("z", turned, degrees=True).as_matrix()
+    pipeline, out, frames = run(mount=mount, walk="straight")
+    assert {state for state, _ in pipeline.gyro.states.values()} == {"unknown"}
+    known = [(r, f) for r, f in zip(out, frames, strict=True) if r.T_level_camera is not None]
+    assert bool(known) == (turned == 0)
+    assert all(tilt(r.T_level_camera, level(f)) < 3.0 for r, f in known)
+
+
+def test_a_mount_that_slips_is_named_once_for_each_kind_of_fault(caplog):
+    """However its angle grows while the newest rotations are compared, and the map stays level."""
+    roll = np.eye(4)
+    roll[:3, :3] = Rotation.from_euler("z", 90, degrees=True).as_matrix()
+    pipeline, out, frames = run(mount=roll, slips=60, frames=140)
+    lines = [m for m in caplog.messages if m.startswith("imu: not used")]
+    assert any("from its stated mount" in line for line in lines)
+    assert len(lines) == len({line.split(" by ")[0] for line in lines}) < 4
+    assert out[-1].T_level_camera is None
+    up = pipeline.scene_map.T_ros_map @ out[-1].T_map_camera
+    assert tilt(up, level(frames[-1])) < 2.0
+
+
+def test_late_stamps_are_named_once_with_the_remedy(caplog):
+    run(late_s=0.08, frames=100)
+    lines = [m for m in caplog.messages if "imu.time_offset_s" in m]
+    assert len(lines) == 1
+    assert "ms later than those of the images: subtract 0.0" in lines[0]
+
+
 def test_gravity_is_a_factor_of_submaps():
     pipeline, *_ = run()
     graph = pipeline.loops._graph
@@ -159,6 +198,12 @@ def test_an_imu_with_a_known_fault_is_not_used(caplog, monkeypatch):
     pipeline, out, _ = run()
     assert all(r.T_level_camera is None for r in out)
     assert [m for m in caplog.messages if "imu" in m] == ["imu: not used: its axes are wrong"]
+    # Nor are its rotations, though a mount that is wrong by little hardly changes them.
+    [(state, _)] = pipeline.gyro.states.values()
+    assert state == "agrees"
+    assert all(pipeline.gyro.pose(r.id) is None for r in out)
+    pipeline.gyro.note_fault("")
+    assert pipeline.gyro.pose(out[-1].id) is not None
     assert not pipeline.loops._graph.problem(metric=True).ups
 
 

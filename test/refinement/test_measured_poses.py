@@ -7,7 +7,8 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from da3_ros.geometry.poses import invert_pose
-from da3_ros.refinement.bundle import RIG, ROBOT, PosePriors, adjust
+from da3_ros.inertial.gyro_turns import GyroPose
+from da3_ros.refinement.bundle import GYRO, RIG, ROBOT, PosePriors, adjust
 from da3_ros.refinement.features import Features
 from da3_ros.refinement.measured_poses import (
     RIG_ACROSS,
@@ -141,6 +142,32 @@ def test_tracks_connect_cameras_that_see_them_together(last, framesets, connecte
     view = np.concatenate([np.full(len(t), v) for v, t in shared])
     track = np.concatenate([list(t) for _, t in shared])
     assert are_connected(cameras, framesets, view, track) == connected
+
+
+def test_rotations_by_a_gyro_hold_consecutive_views_of_a_camera():
+    """In the camera's axes, whatever the gyro calls its own frame, and nothing of the position.
+    Views of another chain are not held, nor those of another camera."""
+
+    def by_gyro(id, turn, seconds, chain=0, camera=""):
+        frame = Rotation.from_euler("zx", [0.4 + chain, 0.2]).as_matrix()
+        pose = GyroPose(
+            chain, seconds, frame @ at(0, turn)[:3, :3], abs(turn), 0.001, 0.01, *np.zeros((3, 3))
+        )  # fmt: skip
+        return dataclasses.replace(view(id, at(0.1 * id, turn), gyro=pose), camera=camera)
+
+    views = [by_gyro(0, 0.0, 0.0), by_gyro(1, 0.3, 1.0), by_gyro(2, 0.4, 1.5, chain=1),
+             by_gyro(3, 0.7, 2.0, camera="left"), by_gyro(4, 0.6, 2.5, chain=1)]  # fmt: skip
+    priors = measured_poses(views, np.nan, BOTH, depth=4.0)
+    assert priors.source.tolist() == [GYRO, GYRO]
+    ends = zip(priors.first.tolist(), priors.second.tolist(), strict=True)
+    assert list(ends) == [(0, 1), (2, 4)]
+    for i, turn in enumerate((0.3, 0.2)):
+        np.testing.assert_allclose(
+            priors.T_first_second[i, :3, :3], at(0, turn)[:3, :3], atol=1e-12
+        )
+        assert not priors.root[i, 3:].any()
+    stated = np.sqrt(0.01**2 + 0.001**2 + (0.01 * 0.3) ** 2)
+    np.testing.assert_allclose(priors.root[0, :3, :3], np.eye(3) / stated, rtol=0.01)
 
 
 def test_views_without_measured_poses_have_no_priors():

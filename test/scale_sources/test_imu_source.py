@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.inertial import UNIT, InertialWalk
+from scipy.spatial.transform import Rotation
+from support.inertial import BODY, UNIT, InertialWalk, rover
 from support.pipelines import SIZE, settings
 
 from da3_ros.geometry.similarity import Similarity
@@ -128,6 +129,35 @@ def test_without_data_one_line_says_what_is_missing(caplog):
         "the optical frame to its frame_id"
     ]
     assert "no IMU data" in source.why_unknown("imu")
+
+
+@pytest.mark.parametrize("state", ["unknown", "no"])
+def test_an_imu_that_rotations_do_not_confirm_gives_no_metres(state):
+    walk, source = InertialWalk("carried", 3, 6), scale_source("imu")
+    filter = follow(source.estimator(), walk)
+    source.note_imu(state)
+    assert filter.estimate() is None
+    assert ("contradict" if state == "no" else "must turn") in source.why_unknown("imu")
+    source.note_imu("agrees")
+    # As uncertain as the accelerometer's gain, at least.
+    assert filter.estimate().sigma > 0.01
+
+
+def test_an_imu_that_is_turned_on_a_rover_is_named_once_and_gives_no_metres(caplog):
+    stated = BODY.copy()
+    stated[:3, :3] = BODY[:3, :3] @ Rotation.from_euler("z", 45, degrees=True).as_matrix()
+    walk = InertialWalk("still", 1, 15, poses=rover(1, 15), stated=stated, position_m=0.002)
+    source = scale_source("imu")
+    filter = source.estimator()
+    source.note_imu("agrees")  # all rotations of a robot on a floor do
+    for i in range(len(walk.at)):
+        follow(filter, walk, [i])
+        source.report_missing()
+        found = filter.estimate()
+        assert found is None or found.sigma > 0.15 or error(filter) < 3 * found.sigma
+    assert [r.message.split(" by ")[0] for r in caplog.records] == [
+        "scale.source imu: no metres: the IMU is turned about the vertical"
+    ]
 
 
 @pytest.mark.slow

@@ -63,6 +63,18 @@ def test_few_wait_for_frames_that_do_not_come(tree):
     assert len(all_poses.until("", "optical", 10**6 * S)[0]) == 1000
 
 
+def test_poses_by_a_clock_that_is_ahead_are_named(tree):
+    """They would wait for ever. Those of a recording are all there from the beginning on."""
+    live, recorded = poses(tree), poses(tree)
+    for s in range(5):
+        live.add(given(3600 + s))
+        found, why = live.until("", "optical", s * S)
+        assert not found
+        assert "s later than that of the image" in why
+    recorded.set_all([given(3600 + s) for s in range(5)])
+    assert recorded.until("", "optical", S) == ((), "")
+
+
 def test_a_pose_in_a_tags_frame_is_placed_in_the_map(tree):
     all_poses = poses(tree)
     all_poses.add(given(1, "tag", x=2.0))

@@ -14,6 +14,20 @@ BODY[:3, :3] = [[0, -1, 0], [0, 0, -1], [1, 0, 0]]
 BODY[:3, 3] = 0.05, 0.02, -0.03
 
 
+def rover(seed, seconds):
+    """Poses of a camera on a robot that brakes, speeds up, and turns about the vertical alone."""
+    t = np.arange(round(10 * seconds) + 1) / 10
+    speed = 0.6 + 0.4 * np.sin(2 * np.pi * t / (3.1 + seed)) + 0.15 * np.sin(2 * np.pi * t / 1.3)
+    rate = 0.5 * np.sin(2 * np.pi * t / 5.3 + seed) + 0.4 * np.sin(2 * np.pi * t / 2.9)
+    yaw = np.cumsum(rate) / 10
+    T = np.tile(np.eye(4), (len(t), 1, 1))
+    turn = Rotation.from_euler("z", yaw[:, None]).as_matrix()
+    T[:, :3, :3] = turn @ [[0, 0, 1], [-1, 0, 0], [0, -1, 0]]
+    ahead = np.column_stack([np.cos(yaw), np.sin(yaw)])
+    T[:, :2, 3] = np.cumsum(speed[:, None] * ahead, axis=0) / 10
+    return T
+
+
 class InertialWalk:
     """A walk of ``seconds`` at 10 Hz; ``position_m`` and ``rotation_deg``: noise of its poses."""
 
