@@ -35,9 +35,13 @@ SOLVED_EVERY = 0.1  # share of the path's time that passes between two estimates
 # Factor by which a newer estimate may be less certain. The smallest of several deviations belongs
 # to the shortest scale, so that the most certain estimate must not always win.
 WORSE = 1.5
+# Largest relative standard deviation of an estimate that counts. Noise of the path that is as large
+# as what the camera accelerates makes the scale too small, by more than its deviation.
+CERTAIN = 0.1
 GAIN = 0.01  # of the accelerometer: relative standard deviation
 DRIFT = 0.004  # of the path's unit: relative standard deviation after a second
 PATIENCE = 10  # frames without IMU data before they are missed
+NOISY = "the camera accelerates too little for a path with so much noise"
 NOT_VERIFIED = (
     "the camera must turn by some ten degrees, so that its rotations confirm the mount of the IMU"
 )
@@ -134,6 +138,9 @@ class ImuFilter(MeasurementFilter):
         # The unit has drifted since the middle of the path.
         drift = DRIFT * math.sqrt(seconds / 3)
         found = Estimate(self.newest.log_metres, math.hypot(self.newest.sigma, FLOOR, drift))
+        if found.sigma > CERTAIN:
+            self.why_unknown = NOISY
+            return
         if self._best is None or found.sigma <= WORSE * self._aged(self._best, now_ns).sigma:
             self._best, self._best_ns = found, now_ns
 
