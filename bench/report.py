@@ -108,6 +108,7 @@ CPU = "backends-small-280.json"
 GPU = "gpu-network-da3-base.json"
 GPU_WINDOW = "8 x 504x280"
 AMX_CPU = "backends-amx-small-280.json"
+IMU = ("imu-poses.json", "imu-carried.json", "imu-drone.json")
 NODE, LIVE = "node.json", {"model": "da3-tiny", "rate_hz": 10.0}
 VALUES = {
     "cpu-frame": Source(CPU, "median_s", {"variant": "openvino bfloat16"}, "{} s", digits=2),
@@ -268,6 +269,8 @@ ENTRIES: dict[str, Entry] = {
     "range-depth": Entry(("range-depth.json", "range-depth-plain.json"), figures.range_depth),
     "range-cost": Entry(("range-cost.json",), figures.range_cost),
     "prior": Entry(("prior.json",), figures.prior),
+    "imu-scale": Entry(IMU, figures.imu_scale),
+    "imu-up": Entry(IMU, figures.imu_up),
     "exports": Entry(("map.json",), figures.exports),
     "rings": Entry(("loops-rings.json",), figures.rings),
     "growth": Entry(("growth-pipeline.json", "growth-filled.json"), figures.growth),

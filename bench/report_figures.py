@@ -28,6 +28,30 @@ range_combined = listing(
     Column("depth_error", "Depth error, %", 100.0), Column("way_error", "Way error, %", 100.0),
     Column("sigma", "Sigma, %", 100.0), Column("error_in_sigmas", "Way error in sigmas"),
 )  # fmt: skip
+_TIMES = ("2 s", "5 s", "10 s", "15 s")
+
+
+def _imu_rows(result: Result) -> list[Row]:
+    return [{"poses": "of da3-tiny, refined", **row} for row in result.rows]
+
+
+imu_scale = joined(
+    _imu_rows, "walk", "poses", Column("known_s", "Known after, s"),
+    *(column for time in _TIMES for column in (
+        Column(f"{time}.error_median", f"After {time}, %: median", digits=2),
+        Column(f"{time}.error_largest", "largest", digits=2),
+        Column(f"{time}.sigma", "stated", digits=2), Column(f"{time}.nees", "NEES", digits=2),
+    )),
+)  # fmt: skip
+imu_up = joined(
+    _imu_rows, "walk", "poses",
+    *(column for time in _TIMES for column in (
+        Column(f"{time}.tilt_deg", f"After {time}, degrees: median", digits=2),
+        Column(f"{time}.tilt_95_deg", "95 %", digits=2),
+        Column(f"{time}.tilt_sigma_deg", "stated", digits=2),
+        Column(f"{time}.tilt_nees", "NEES", digits=2),
+    )),
+)  # fmt: skip
 range_cost = listing(
     Column("points", "Points of a cloud"), Column("returns", "Returns in the image"),
     "decode_ms", "place_ms", "scale_ms", Column("keyframe_ms", "Keyframe's depth, ms"),
