@@ -44,7 +44,6 @@ class Listener(Node):
         library = RclpyLibrary()
         self.windows, self.arrivals, self.status = [], {}, None
         self.backend = None  # of the newest window
-        self.depth_searches = 0  # of keyframes, since the beginning
         for camera in cameras or [""]:
             base = f"/da3/{camera}/" if camera else "/da3/"
             for topic, row in FRAME_TOPICS.items():
@@ -74,9 +73,7 @@ class Listener(Node):
         self.arrivals[stamp_ns(message.header.stamp)] = time.time_ns()
 
     def _on_diagnostics(self, message):
-        values = {v.key: v.value for v in message.status[0].values}
-        self.backend = values.get("backend")
-        self.depth_searches = int(values.get("dense_searches", 0))
+        self.backend = {v.key: v.value for v in message.status[0].values}.get("backend")
 
     def _on_status(self, message):
         self.status = message
@@ -85,8 +82,7 @@ class Listener(Node):
         """Returns the node's counts of frames: received, and lost by cause."""
         status = self.status
         lost = dict(zip(status.drop_causes, map(int, status.drop_counts), strict=True))
-        own = {"received": int(status.frames_received), "depth_searches": self.depth_searches}
-        return lost | own
+        return lost | {"received": int(status.frames_received)}
 
     def forget(self):
         """Forgets what has arrived; returns ``counts``."""
@@ -102,7 +98,7 @@ def spin(listener, seconds):
         rclpy.spin_once(listener, timeout_sec=0.1)
 
 
-def measure(seconds, parameters, count, rate_hz, backend, of_camera=("buffer_frames:=30",)):
+def measure(seconds, parameters, count, rate_hz, backend, of_camera=()):
     """Runs camera and node for ``seconds``, and returns the results (see ``figures``).
 
     count: number of cameras; rate_hz: of each; of_camera: more of its parameters. The time begins
@@ -114,7 +110,7 @@ def measure(seconds, parameters, count, rate_hz, backend, of_camera=("buffer_fra
     listed = [f"cameras:=[{','.join(names)}]"] if names else []
     camera = start(
         "da3_ros.ros.synthetic_camera", [] if names else ["image_raw:=/bench/image_raw"],
-        [f"rate_hz:={rate_hz}", *listed, *of_camera],
+        [f"rate_hz:={rate_hz}", "buffer_frames:=30", *listed, *of_camera],
     )  # fmt: skip
     remaps = [f"{n}/image:=/{n}/image_raw" for n in names] or ["image:=/bench/image_raw"]
     node = start("da3_ros.ros.node", remaps, [*parameters, *listed])
@@ -149,8 +145,7 @@ def figures(listener, seconds, before):
     received = {s: (t - s) / 1e9 for s, t in listener.arrivals.items()}
     both = [(received[s], w) for s, w in by_stamp.items() if s in received]
     counts = listener.counts()
-    since = {name: count - before.get(name, 0) for name, count in counts.items()}
-    received_now, searches = since.pop("received"), since.pop("depth_searches", 0)
+    lost = {name: counts[name] - before.get(name, 0) for name in counts if name != "received"}
     if not both:
         raise RuntimeError(f"nothing was published in {seconds:g} s")
     latencies = sorted(received.values())
@@ -163,9 +158,8 @@ def figures(listener, seconds, before):
         "rest_median_s": statistics.median(t - w.total_s for t, w in both),
         "device": listener.status.device,
         "backend": listener.backend,
-        "drops": {cause: count for cause, count in since.items() if count},
-        "received": received_now,
-        "depth_searches": searches,  # of keyframes, beside the windows
+        "drops": {cause: count for cause, count in lost.items() if count},
+        "received": counts["received"] - before.get("received", 0),
     }
 
 

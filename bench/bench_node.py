@@ -7,10 +7,9 @@
 Camera, node and a listener to all topics run as processes on this machine, each setting in turn:
 without refinement and dense depth, with refinement, with both. Windows of eight views, one new.
 Weights: those that ship for da3-tiny (252 pixels), else random (280 pixels): random weights give
-nothing to refine, so they run without. The camera goes 0.5 m/s (20 degrees per second) along a way
-of 12 s and back, at 1 Hz 0.2 m/s (10 degrees per second), so that its images overlap.
-``depth_searches``: searches of keyframes' depth in that time. A rate that the node cannot follow
-shows what it can: the oldest frames are dropped.
+nothing to refine, so they run without. The camera is slow (0.2 m/s, 10 degrees per second), so
+that images of 1 Hz overlap too. A rate that the node cannot follow shows what it can: the oldest
+frames are dropped.
 
 ``reference``: the reference package's own call on the same machine, without ROS, where the package
 is installed: on the eight views of each window, one of them new, as a node around it would make
@@ -50,11 +49,7 @@ EXTRAS = {
 CALLS = {"its call on each window": (8, 1), "DA3-Streaming's chunks": (60, 30)}  # views, new ones
 CALL_S = 300  # the most that a process with some calls may take
 REFERENCE = Path(__file__).with_name("reference_interface.py")
-# So that images of 1 Hz overlap too, and those of others still show a way on which depth can be
-# measured: the camera goes there and back.
 SLOW = "max_speed_m_s:=0.2", "max_turn_deg_s:=10.0"
-FAST = "max_speed_m_s:=0.5", "max_turn_deg_s:=20.0"
-SLOW_HZ, WAY_S = 5, 12  # images per second below which it is slow; seconds of the way
 STAGES = ("network", "placing", "rest")
 
 
@@ -72,8 +67,7 @@ def row_of(model: str, extra: str, rate: float, options: argparse.Namespace) -> 
         "model": model, "process_res": values["process_res"], "extras": extra, "rate_hz": rate,
     }  # fmt: skip
     try:
-        moves = (*(SLOW if rate < SLOW_HZ else FAST), f"buffer_frames:={round(WAY_S * rate)}")
-        found = measure(options.seconds, given, 1, rate, options.wait_for, moves)
+        found = measure(options.seconds, given, 1, rate, options.wait_for, SLOW)
     except RuntimeError as error:
         return row | {"refused": str(error)}
     row |= {
@@ -83,8 +77,7 @@ def row_of(model: str, extra: str, rate: float, options: argparse.Namespace) -> 
     }  # fmt: skip
     for stage in STAGES:
         row[f"{stage}_s"] = found[f"{stage}_median_s"]
-    row |= {"dropped": sum(found["drops"].values()), "received": found["received"]}
-    return row | {"depth_searches": found["depth_searches"]}
+    return row | {"dropped": sum(found["drops"].values()), "received": found["received"]}
 
 
 def reference_rows(model: str, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -258,7 +258,6 @@ def _dense(stream: Stream) -> dict[str, Any]:
         "dense_share": so_far.share,
         "dense_agreement": so_far.agreement,
         "dense_s": so_far.seconds_per_keyframe,
-        "dense_searches": so_far.searches,
         "dense_waiting": sum(p.scene_map.dense.waiting for p in stream.pipelines),
         "keyframes_depth_skipped": count["keyframes_depth_skipped"],
         "keyframes_depth_failed": count["keyframes_depth_failed"],
