@@ -10,7 +10,7 @@ Weights: those that ship for da3-tiny (252 pixels), else random (280 pixels): ra
 nothing to refine, so they run without. At rates below 5 Hz the camera is slow (0.2 m/s, 10 degrees
 per second), so that its images overlap: such a walk has too few keyframes to measure
 depth with. A rate that the node cannot follow shows what it can: the oldest frames are dropped.
-``frames_corrected``: by measured depth; with 0, a row with dense depth says nothing about its cost.
+``frames_corrected``: by measured depth; with 0, a row with dense depth says nothing of its cost.
 
 ``reference``: the reference package's own call on the same machine, without ROS, where the package
 is installed: on the eight views of each window, one of them new, as a node around it would make
