@@ -8,7 +8,8 @@ Each row is a session with random weights (the same in all), with known earlier 
 per window, the rest from kept prefixes. ``reference``: the reference package's network in fp32 on
 the whole window. All variants of a model and size run in turns in one process, each twice in a
 row, of which the second is timed; the table gives minimum and median. Ratios compare medians.
-Build times are those of an empty cache. ``--compile``: PyTorch is measured compiled too. OpenMP's
+Build times are those of an empty cache. ``--compile``: PyTorch is measured compiled too;
+``compiling_s``: the windows in which it compiles. OpenMP's
 threads spin while they wait, as is the default of PyTorch and so of the reference; in the node
 they sleep (da3_ros/__init__.py), as in matrix.py.
 """
@@ -60,12 +61,18 @@ def opened(
     windows = random_windows(plan, views, 1, 1 << 30)
     session.infer(next(windows))  # waits for the engine
     first_window_s = time.perf_counter() - start
+    start = time.perf_counter()
     for _ in range(WARM_UP if compiler == "on" else 0):
         session.infer(next(windows))
-    facts = {
+    compiling_s = time.perf_counter() - start
+    if (session.loaded.compiler.compiled > 0) != (compiler == "on"):
+        raise SystemExit(f"{model} {precision}: torch.compile failed, or ran without being asked")
+    facts: dict[str, object] = {
         "backend": session.status().backend, "precision": session.status().precision,
         "compiled": session.loaded.compiler.compiled > 0, "first_window_s": first_window_s,
     }  # fmt: skip
+    if compiler == "on":
+        facts["compiling_s"] = compiling_s
     return lambda: session.infer(next(windows)), facts
 
 

@@ -44,6 +44,7 @@ class Listener(Node):
         library = RclpyLibrary()
         self.windows, self.arrivals, self.status = [], {}, None
         self.backend = None  # of the newest window
+        self.corrected = 0  # frames that measured depth has corrected, by the newest diagnostics
         for camera in cameras or [""]:
             base = f"/da3/{camera}/" if camera else "/da3/"
             for topic, row in FRAME_TOPICS.items():
@@ -73,16 +74,18 @@ class Listener(Node):
         self.arrivals[stamp_ns(message.header.stamp)] = time.time_ns()
 
     def _on_diagnostics(self, message):
-        self.backend = {v.key: v.value for v in message.status[0].values}.get("backend")
+        values = {v.key: v.value for v in message.status[0].values}
+        self.backend = values.get("backend")
+        self.corrected = int(values.get("frames_depth_corrected", 0))
 
     def _on_status(self, message):
         self.status = message
 
     def counts(self):
-        """Returns the node's counts of frames: received, and lost by cause."""
+        """Returns the node's counts: frames received, lost by cause, depth corrected."""
         status = self.status
         lost = dict(zip(status.drop_causes, map(int, status.drop_counts), strict=True))
-        return lost | {"received": int(status.frames_received)}
+        return lost | {"received": int(status.frames_received), "corrected": self.corrected}
 
     def forget(self):
         """Forgets what has arrived; returns ``counts``."""
@@ -142,13 +145,13 @@ def figures(listener, seconds, before):
     """Returns rates (1/s), medians and 95th percentiles of durations (s), and counts, of what the
     listener received in ``seconds``. before: counts of frames when these began."""
     by_stamp = {stamp_ns(w.header.stamp): w for w in listener.windows}
-    received = {s: (t - s) / 1e9 for s, t in listener.arrivals.items()}
-    both = [(received[s], w) for s, w in by_stamp.items() if s in received]
-    counts = listener.counts()
-    lost = {name: counts[name] - before.get(name, 0) for name in counts if name != "received"}
+    arrived = {s: (t - s) / 1e9 for s, t in listener.arrivals.items()}
+    both = [(arrived[s], w) for s, w in by_stamp.items() if s in arrived]
+    counts = {name: n - before.get(name, 0) for name, n in listener.counts().items()}
+    received, corrected = counts.pop("received"), counts.pop("corrected")
     if not both:
         raise RuntimeError(f"nothing was published in {seconds:g} s")
-    latencies = sorted(received.values())
+    latencies = sorted(arrived.values())
     return {
         "windows_per_s": len(listener.windows) / seconds,
         "latency_median_s": statistics.median(latencies),
@@ -158,8 +161,9 @@ def figures(listener, seconds, before):
         "rest_median_s": statistics.median(t - w.total_s for t, w in both),
         "device": listener.status.device,
         "backend": listener.backend,
-        "drops": {cause: count for cause, count in lost.items() if count},
-        "received": counts["received"] - before.get("received", 0),
+        "drops": {cause: count for cause, count in counts.items() if count},
+        "received": received,
+        "frames_corrected": corrected,
     }
 
 

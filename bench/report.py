@@ -140,9 +140,9 @@ VALUES = {
     "live-plain-age": Source(
         NODE, "latency_median_s", LIVE | {"extras": "neither"}, "{} ms", 1e3, 2
     ),
-    "live-full": Source(NODE, "windows_per_s", LIVE | {"extras": "refinement, dense"}, digits=2),
-    "live-full-age": Source(
-        NODE, "latency_median_s", LIVE | {"extras": "refinement, dense"}, "{} ms", 1e3, 2
+    "live-refined": Source(NODE, "windows_per_s", LIVE | {"extras": "refinement"}, digits=2),
+    "live-refined-age": Source(
+        NODE, "latency_median_s", LIVE | {"extras": "refinement"}, "{} ms", 1e3, 2
     ),
     "memory-cpu": Source(
         "memory-cpu.json", "measured_mib",
@@ -165,13 +165,13 @@ FACTS = (
     "eight takes {cpu-frame} in bfloat16, {cpu-times} as fast as the reference's network takes "
     "the window ([table](#openvino-and-pytorch)).",
     "**Two CPU cores with AMX**: the same frame takes {amx-frame}, {amx-times} as fast as the "
-    "reference's network; on PyTorch {amx-torch}.",
+    "reference's network; on PyTorch, as the node runs it, {amx-torch}.",
     "**One H200**: a new frame of da3-base at 504x280 in a window of eight takes {gpu-frame} in "
     "bfloat16. The reference's network takes {gpu-reference} for the window. "
     "The frame takes {gpu-memory} beside the weights ([table](#on-a-gpu)).",
     "**The live node** with OpenVINO on two CPU cores, da3-tiny and a camera at 10 Hz, publishes "
-    "{live-full} windows/s, refined and with measured depth. Their clouds arrive {live-full-age} "
-    "after the image's stamp. Without both it publishes {live-plain} windows/s after "
+    "{live-refined} windows/s with refined poses. Their clouds arrive {live-refined-age} "
+    "after the image's stamp. Without refinement it publishes {live-plain} windows/s after "
     "{live-plain-age} ([table](#latency-of-the-live-node)).",
     "**Memory**: da3-small with eight views of 280x210 takes {memory-cpu} on a CPU "
     "([table](#predicted-and-measured-on-cpus)). On a GPU, da3-giant with eight views of 504x378 "

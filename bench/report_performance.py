@@ -45,13 +45,14 @@ backends = joined(
     "model", Column("size", "Image"), "views", "variant", "median_s",
     Column("times_torch_fp32", "Times as fast as PyTorch in fp32"),
     Column("times_reference", "As the reference"),
-    Column("first_window_s", "First window, s"),
+    Column("first_window_s", "First window, s"), "compiling_s",
 )  # fmt: skip
 
 
 MATRIX = (
     "mode", "precision", "compile", "backend", "runs", "mean_s", "std_s", "median_s", "p95_s",
-    "p99_s", "images_per_s", "frames_per_s", "stability", "peak_gib", "load_s", "cold_start_s",
+    "p99_s", "images_per_s", "frames_per_s", "stability", "peak_gib",
+    Column("load_s", "Making random weights and opening, s"), "cold_start_s",
     Column("load_before", "System's load before"),
 )  # fmt: skip
 SETTINGS = {"unseen": "all views new", "gib": "budget in GiB", "repeats": "runs"}
@@ -61,8 +62,9 @@ def matrix(results: Sequence[Result]) -> str:
     """Returns a table of modes, precisions and compiler for each file, with its averages."""
     parts = []
     for result in results:
-        rows = table(result.rows, MATRIX)
-        about = f"{provenance([result])}{_setting(result)}{_versions(result)}"
+        versions = _versions(result)
+        rows = table(result.rows, (*MATRIX, "commit") if versions else MATRIX)
+        about = f"{provenance([result])}{_setting(result)}{versions}"
         parts.append(f"{about}\n{rows}{_summary(result)}")
     return "\n".join(parts)
 
@@ -247,7 +249,7 @@ def _span(value: object) -> object:
 
 windows = listing(
     "views", Column("runs", "What ran"), "median_s", "p95_s", "frames_per_s", "cold_start_s",
-    "planned_gib", Column("peak_gib", "Measured, GiB"),
+    Column("peak_gib", "Measured, GiB"),
 )  # fmt: skip
 
 
@@ -330,6 +332,7 @@ node = listing(
     Column("network_s", "Of these (medians): network", 1e3),
     Column("placing_s", "Alignment, refinement, filters", 1e3),
     Column("rest_s", "Waiting, decoding, map, messages", 1e3),
+    Column("frames_corrected", "Frames corrected by measured depth"),
 )  # fmt: skip
 _node_reference = joined(
     lambda result: result.data["reference"],
@@ -349,7 +352,7 @@ def node_reference(results: Sequence[Result]) -> str:
 window_stages = listing(
     "model", Column("process_res", "Longer side"), "backend", "precision", "stage",
     Column("ms", "ms per window"), Column("mib", "Memory, MiB"),
-    Column("load_s", "Opening the session, s"),
+    Column("load_s", "Making random weights and opening, s"),
 )  # fmt: skip
 postprocessing = listing(
     "variant", "rooms", "abs_rel", Column("abs_rel_edges", "AbsRel at edges"), "rotation_deg",
@@ -378,7 +381,6 @@ def _with_paths(result: Result) -> Result:
 lengths = listing(
     Column("window", "Views/new at size"), Column("window_s", "Window, s"),
     Column("frame_s", "New frame, s"), Column("times_first", "Times the first row"),
-    Column("planned_gib", "Planned, GiB"),
 )  # fmt: skip
 attention = listing(
     "model", Column("size", "Window"), "precision", "what", "kernel", "median_ms",

@@ -41,6 +41,15 @@ def test_the_time_of_each_step(weights):
     assert session["session_s"] > 0
 
 
+def test_a_cold_file_is_dropped_before_it_is_read(weights, monkeypatch):
+    calls = []
+    monkeypatch.setattr(loading, "drop", lambda path: calls.append(("drop", path)))
+    monkeypatch.setattr(loading, "read_once", lambda path: calls.append(("read", path)))
+    for state in ("cold", "warm"):
+        loading.measure("da3-tiny", weights.parent, state, "bf16", "cpu")
+    assert calls == [("drop", weights), ("read", weights)]
+
+
 def test_a_model_that_memory_does_not_hold_is_refused(weights, monkeypatch):
     monkeypatch.setattr(loading, "host_free", lambda: weights.stat().st_size)
     row = loading.measure("da3-tiny", weights.parent, "warm", "bf16", "cpu")

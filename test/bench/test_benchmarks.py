@@ -66,8 +66,10 @@ def test_the_whole_node_at_a_rate(tmp_path):
         assert row["windows_per_s"] > 0
         assert row["latency_median_s"] > row["network_s"] > 0
         assert row["received"] > 0
-    plain, refined, _ = report["rows"]
+    plain, refined, dense = report["rows"]
     assert refined["placing_s"] > plain["placing_s"]
+    assert "frames_corrected" not in plain | refined
+    assert dense["frames_corrected"] >= 0
 
 
 def test_the_references_own_call_stands_beside_the_node(monkeypatch):

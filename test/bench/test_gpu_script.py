@@ -9,6 +9,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from session_row import FEWEST
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "bench" / "gpu.sh"
@@ -76,6 +77,23 @@ def test_long_windows_run_in_small_and_large_budgets(tmp_path):
     views = {"da3-small": "300", "da3-large": "100", "da3-giant": "100"}
     assert rows == {(model, n, gib) for model, n in views.items() for gib in ("6", "12")}
     assert all("--unseen" in words for words in found)
+
+
+def test_each_part_that_a_card_must_confirm_is_there(tmp_path):
+    found, _ = commands(tmp_path)
+    scripts = {Path(script).stem.removeprefix("bench_") for script, *_ in found}
+    assert scripts == {
+        "network", "attention", "pieces", "matrix", "session", "precision", "shares", "yardstick",
+        "loading", "overlap", "dense", "replay",
+    }  # fmt: skip
+    assert {words[1] for words in found if words[0].endswith("session.py")} == {
+        "budgets", "windows"
+    }  # fmt: skip
+    compiled, _ = commands(tmp_path, "compiled")
+    assert compiled
+    assert all("--compile" in words for words in compiled)
+    documents, _ = commands(tmp_path, "matrix-documents")
+    assert all(int(w[w.index("--repeats") + 1]) >= FEWEST[99] for w in documents)
 
 
 def test_parts_that_fail_are_named_at_the_end(tmp_path):

@@ -40,6 +40,17 @@ def test_large_networks_are_measured_with_all_their_blocks(monkeypatch):
         assert seen["spec"].blocks == blocks
 
 
+@pytest.mark.parametrize(("flags", "amx"), [("sse2 amx_bf16 amx_tile", True), ("amx_tile", False)])
+def test_a_result_says_whether_the_processor_has_amx(monkeypatch, flags, amx):
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    import results_file
+
+    fields = {"flags": flags, "model name": "a processor"}
+    monkeypatch.setattr(results_file, "cpu_field", fields.get)
+    found = results_file.machine("cpu")
+    assert (found["cpu"], found["amx"]) == ("a processor", amx)
+
+
 def test_latencies_are_of_what_arrived_while_they_were_measured(monkeypatch):
     pytest.importorskip("rclpy")
     monkeypatch.syspath_prepend(ROOT / "bench")
@@ -56,9 +67,11 @@ def test_latencies_are_of_what_arrived_while_they_were_measured(monkeypatch):
         arrivals={1_000_000_000: 1_400_000_000, 2_000_000_000: 2_900_000_000,
                   3_000_000_000: 3_500_000_000},
         status=SimpleNamespace(device="cpu"), backend="torch",
-        counts=lambda: {"received": 50, "busy": 12, "late": 3},
+        counts=lambda: {"received": 50, "busy": 12, "late": 3, "corrected": 7},
     )  # fmt: skip
-    found = bench_latency.figures(listener, 2.0, {"received": 30, "busy": 5, "late": 3})
+    found = bench_latency.figures(
+        listener, 2.0, {"received": 30, "busy": 5, "late": 3, "corrected": 3}
+    )
     assert found["windows_per_s"] == 1.5
     assert found["latency_median_s"] == pytest.approx(0.5)
     assert found["latency_p95_s"] is None, "too few to tell"
@@ -66,6 +79,7 @@ def test_latencies_are_of_what_arrived_while_they_were_measured(monkeypatch):
     assert found["placing_median_s"] == pytest.approx(0.2)
     assert found["rest_median_s"] == pytest.approx((0.1 + 0.3) / 2)
     assert (found["received"], found["drops"]) == (20, {"busy": 7})
+    assert found["frames_corrected"] == 4
     listener.arrivals = {}
     with pytest.raises(RuntimeError, match=r"nothing was published in 2 s"):
         bench_latency.figures(listener, 2.0, {})

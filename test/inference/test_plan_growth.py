@@ -502,6 +502,7 @@ def test_the_worst_of_the_last_checks_counts():
     growth.measured(1.5, "torch")
     growth.measured(1.1, "torch")
     assert checked(growth, [8]) == (7, 1.5, 1.1) if STABLE_CHECKS > 2 else (8, 1.5, 1.1)
+    assert checked(growth, [8])[1] == 1.5, "also while later windows take less"
     growth.restart()
     assert growth.lasting is None
 

@@ -76,6 +76,18 @@ def test_an_inner_stage_has_its_own_time_and_memory(device):
     assert meter.peaks == {"a": 60, "b": 300}
 
 
+def test_work_that_a_stage_has_only_begun_counts_as_its_own(device):
+    """As that of a GPU, whose calls return before it is done."""
+    begun = []
+    device.wait = lambda: device.use(100, begun.pop() if begun else 0.0)
+    meter = StageMeter(device, memory=False)
+    with meter.stage("a"):
+        begun.append(8.0)
+        with meter.stage("b"):
+            begun.append(3.0)
+    assert meter.seconds == {"a": 8.0, "b": 3.0}
+
+
 def test_methods_are_themselves_again_also_after_an_error(device):
     network, meter = Network(device), StageMeter(device, memory=False)
     del network.device

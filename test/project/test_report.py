@@ -139,6 +139,9 @@ def test_a_matrix_of_several_versions_says_so(clone):
         row["commit"] = commit
     page = page_of(clone("matrix", matrix__a=data))
     assert "* The rows are of commits abc1, abc2: compare those of one." in page
+    assert [line.split(" | ")[-2] for line in page.splitlines() if line.startswith("| ba")] == [
+        "abc1", "abc2"
+    ]  # fmt: skip
 
 
 def test_a_matrix_names_its_machine_its_setting_and_what_did_not_run(clone):
