@@ -101,7 +101,7 @@ def spin(listener, seconds):
         rclpy.spin_once(listener, timeout_sec=0.1)
 
 
-def measure(seconds, parameters, count, rate_hz, backend, of_camera=()):
+def measure(seconds, parameters, count, rate_hz, backend, of_camera=("buffer_frames:=30",)):
     """Runs camera and node for ``seconds``, and returns the results (see ``figures``).
 
     count: number of cameras; rate_hz: of each; of_camera: more of its parameters. The time begins
@@ -113,7 +113,7 @@ def measure(seconds, parameters, count, rate_hz, backend, of_camera=()):
     listed = [f"cameras:=[{','.join(names)}]"] if names else []
     camera = start(
         "da3_ros.ros.synthetic_camera", [] if names else ["image_raw:=/bench/image_raw"],
-        [f"rate_hz:={rate_hz}", "buffer_frames:=30", *listed, *of_camera],
+        [f"rate_hz:={rate_hz}", *listed, *of_camera],
     )  # fmt: skip
     remaps = [f"{n}/image:=/{n}/image_raw" for n in names] or ["image:=/bench/image_raw"]
     node = start("da3_ros.ros.node", remaps, [*parameters, *listed])

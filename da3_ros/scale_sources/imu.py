@@ -35,8 +35,8 @@ SOLVED_EVERY = 0.1  # share of the path's time that passes between two estimates
 # Factor by which a newer estimate may be less certain. The smallest of several deviations belongs
 # to the shortest scale, so that the most certain estimate must not always win.
 WORSE = 1.5
-# Largest relative standard deviation of an estimate that counts. Noise of the path that is as large
-# as what the camera accelerates makes the scale too small, by more than its deviation.
+# Largest relative standard deviation of an estimate that counts. Noise of the path that is as
+# large as what the camera accelerates makes the scale too small, by more than its deviation.
 CERTAIN = 0.1
 GAIN = 0.01  # of the accelerometer: relative standard deviation
 DRIFT = 0.004  # of the path's unit: relative standard deviation after a second
