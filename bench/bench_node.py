@@ -9,7 +9,8 @@ without refinement and dense depth, with refinement, with both. Windows of eight
 Weights: those that ship for da3-tiny (252 pixels), else random (280 pixels): random weights give
 nothing to refine, so they run without. The camera goes 0.5 m/s (20 degrees per second) for 12 s,
 and back. Below 5 Hz it is slow (0.2 m/s, 10 degrees per second), so that its images overlap: such
-a walk has too few keyframes to measure depth with. A rate that the node cannot follow shows what it can: the oldest frames are dropped.
+a walk has too few keyframes to measure depth with. A rate that the node cannot follow shows what
+it can: the oldest frames are dropped.
 ``frames_corrected``: by measured depth; with 0, a row with dense depth says nothing of its cost.
 
 ``reference``: the reference package's own call on the same machine, without ROS, where the package

@@ -32,7 +32,8 @@ _TIMES = ("2 s", "5 s", "10 s", "15 s")
 
 
 def _imu_rows(result: Result) -> list[Row]:
-    return [{"poses": "of da3-tiny, refined", **row} for row in result.rows]
+    rows = ({"poses": "of da3-tiny, refined", **row} for row in result.rows)
+    return [{k: v for k, v in row.items() if v != math.inf} for row in rows]  # inf: never known
 
 
 imu_scale = joined(
