@@ -236,6 +236,8 @@ class ImuInput:
         """Returns what was measured from the last frame of a camera to this one; None if that is
         unknown. warn: as that of ``FrameAnnotator``."""
         first_ns = self._last_ns.get(camera)
+        if first_ns is not None and first_ns - JUMP_S * 1e9 <= stamp_ns <= first_ns:
+            return None  # a late frame, which is dropped: the next one follows the last
         self._last_ns[camera] = stamp_ns
         self._passed.setdefault(camera, self._jumps)
         if first_ns is not None and stamp_ns < first_ns - JUMP_S * 1e9:

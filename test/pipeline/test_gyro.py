@@ -4,6 +4,7 @@ import dataclasses
 import functools
 
 import bench_blind
+import cv2
 import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
@@ -45,14 +46,27 @@ def whip_pan(angle_deg=150.0, carried_m=0.0):
     return camera, list(camera)
 
 
+def blurred(frames, kind, start, count):
+    """Frames as a fast pan shows them: streaks and noise."""
+    out = list(frames)
+    for k in range(start, start + count):
+        image = frames[k].image
+        for _ in range(2):
+            image = cv2.blur(image, (61, 1), borderType=cv2.BORDER_REFLECT)
+        noise = np.random.default_rng(k).normal(0, 2, image.shape)
+        image = np.clip(image + noise, 0, 255).astype(np.uint8)
+        out[k] = dataclasses.replace(frames[k], image=image)
+    return out
+
+
 def run(
     *, imu=True, refine=True, mount=None, network=TruthSession, noise=None, carried_m=0.0,
-    count=None, **values,
+    count=None, fault=bench_blind.with_fault, **values,
 ):  # fmt: skip
     """count: of the first frames; None: all."""
     camera, frames = whip_pan(carried_m=carried_m)
     dark = range(BEFORE, BEFORE + DARK)
-    faulty = bench_blind.with_fault(frames, "black", dark.start, len(dark))
+    faulty = fault(frames, "black", dark.start, len(dark))
     stamps = np.array([f.stamp_ns for f in frames])
     samples = imu_samples(camera.T_room_camera, stamps, noise=noise or ImuNoise(), seed=1)
     stretches = [None, *samples.stretches(stamps, mount)]
@@ -115,6 +129,17 @@ def test_a_turn_in_the_dark_is_bridged():
     # Nobody knows how well the position was held.
     assert results[-1].covariance_odom is None
     assert results[-1].covariance_map is None
+
+
+def test_a_pan_that_blurs_all_images_is_bridged():
+    pipeline, results, frames = run(fault=blurred)
+    dark = results[BEFORE : BEFORE + DARK]
+    assert sum(r.blind == "blurred" for r in dark) > DARK - 3
+    assert pipeline.counters["gaps_bridged"] == 1
+    assert len(pipeline.map.components) == 1
+    off = errors(results, frames)
+    assert off[BEFORE + DARK :, 0].max() < 2
+    assert off[BEFORE + DARK :, 1].max() < 0.1
 
 
 def test_a_camera_that_is_carried_in_the_dark_is_not_bridged():

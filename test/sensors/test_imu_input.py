@@ -145,6 +145,17 @@ def test_a_sensor_at_its_limit_is_not_used():
     assert not warned
 
 
+def test_after_a_late_frame_the_next_one_follows_the_last():
+    """The late one is dropped."""
+    samples = [sample(5 * k) for k in range(80)]
+    (_, one, late, again, after), warned, imu = run(samples, [50, 200, 120, 200, 300])
+    assert one is not None
+    assert late is again is None
+    assert after.stamps_ns[[0, -1]].tolist() == [200 * MS, 300 * MS]
+    assert not warned
+    assert imu.without == 0
+
+
 def test_stamps_that_jump_back_begin_anew():
     loop = [sample(5 * k, gyro=(k, 0, 0)) for k in range(600)]
     frames = [2500, 2550, 50, 100]
