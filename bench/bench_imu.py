@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Scale and gravity from an IMU: errors, time until known, honesty, cost (docs/figures.md).
 
-Usage: bench_imu.py poses|truth|da3-tiny [--runs N] [--seconds N] [--walks ...] [--late S]
+Usage: bench_imu.py poses|truth|da3-tiny|gyro [--runs N] [--seconds N] [--walks ...] [--late S]
        bench_imu.py --euroc FOLDER
 
 The IMU is simulated along rendered walks, with a consumer chip's noise and biases. poses: the
 estimators alone, with exact poses of the camera and with noise. truth, da3-tiny: the pipeline with
-refinement. NEES is that of one quantity: 1 is honest. --euroc: a recording in the layout of EuRoC
+refinement. gyro: errors of the path in odom, with the IMU's rotations and without, on exact
+windows with noise (``PIXELS``), after an alignment. NEES is that of one quantity: 1 is honest.
+--euroc: a recording in the layout of EuRoC
 (mav0/imu0, mav0/state_groundtruth_estimate0), with its true poses as the camera's path.
 """
 
@@ -40,6 +42,7 @@ from da3_ros.synthetic.imu import ImuSamples, imu_samples
 from da3_ros.synthetic.truth import Noise, TruthSession
 from da3_ros.types import Array, Frame, ImuNoise, ImuStretch, View
 
+MODES = ("poses", "truth", "da3-tiny", "gyro")
 WALKS = ("carried", "drone", "handheld")
 RATE_HZ = 10.0
 AFTER_S = (2, 5, 10, 15, 30)
@@ -196,6 +199,41 @@ def pipeline_course(walk: str, seed: int, count: int, network: str) -> Course:
     return course
 
 
+def gyro_row(walk: str, seeds: Sequence[int], count: int, imu: bool) -> dict[str, Any]:
+    """Returns errors of refined paths with the rotations of an IMU or without."""
+    away, turned = [], []
+    for seed in seeds:
+        camera = SyntheticCamera(seed=seed, size=SIZE, walk=walk, frames=count, rate_hz=RATE_HZ)
+        frames = list(camera)
+        at = np.array([f.stamp_ns for f in frames])
+        samples = imu_samples(camera.T_room_camera, at, T_camera_imu=MOUNT, noise=CHIP, seed=seed)
+        config = config_from_parameters({
+            "model": "da3-tiny", "process_res": SIZE[0], "loop.enabled": False,
+            "map.enabled": False, "dense.enabled": False, "imu.enabled": imu,
+        })  # fmt: skip
+        pipeline = Pipeline(config, TruthSession(frames, noise=PIXELS, seed=seed))
+        stretches: list[ImuStretch | None] = [None, *samples.stretches(at)]
+        found = []
+        for f, stretch in zip(frames, stretches, strict=True):
+            given = stretch if imu else None
+            found += pipeline.push(Frame(
+                f.stamp_ns, f.image, calibration=camera.calibration, imu=given
+            ))  # fmt: skip
+        found += pipeline.flush()
+        ours = np.array([r.T_odom_map @ r.T_map_camera for r in found])
+        true = np.array([f.T_room_camera for f in frames])
+        S = Similarity.aligning(true, ours)
+        away.append(S.points(ours[:, :3, 3]) - true[:, :3, 3])
+        turns = np.swapaxes(S.R @ ours[:, :3, :3], 1, 2) @ true[:, :3, :3]
+        turned.append(Rotation.from_matrix(turns).magnitude())
+    return {
+        "walk": walk, "runs": len(seeds), "imu": "on" if imu else "off",
+        "ate_mm": 1e3 * float(np.sqrt(np.mean(np.sum(np.square(away), axis=2)))),
+        "rotation_deg": math.degrees(np.mean(turned)),
+        "rotation_largest_deg": math.degrees(np.max(turned)),
+    }  # fmt: skip
+
+
 def figures(courses: Sequence[Course]) -> dict[str, Any]:
     """Returns errors of the scale in per cent and of gravity in degrees, over all walks."""
     out: dict[str, Any] = {
@@ -244,6 +282,9 @@ def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     count = round(options.seconds * RATE_HZ) + 1
     for walk in options.walks:
         seeds = range(100, 100 + options.runs)
+        if options.mode == "gyro":
+            yield from (gyro_row(walk, seeds, count, imu) for imu in (False, True))
+            continue
         if options.mode != "poses":
             courses = [pipeline_course(walk, seed, count, options.mode) for seed in seeds]
             yield {"walk": walk, "runs": options.runs} | figures(courses)
@@ -301,6 +342,9 @@ def euroc_rows(folder: Path) -> Iterator[dict[str, Any]]:
 
 def show(row: dict[str, Any]) -> None:
     """Prints a row of the table."""
+    if "imu" in row:
+        results_file.show(row)
+        return
     head = f"{row['walk']} | {row.get('poses', '')} | {row['known_s']:.1f}"
     cells = [
         f"{v['error_median']:.2f}, {v['error_largest']:.2f} / {v['sigma']:.2f} / {v['nees']:.1f} "
@@ -314,7 +358,7 @@ def show(row: dict[str, Any]) -> None:
 def main(arguments: list[str]) -> None:
     """Runs a mode and prints its table."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("mode", nargs="?", default="poses", choices=("poses", "truth", "da3-tiny"))
+    parser.add_argument("mode", nargs="?", default="poses", choices=MODES)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--walks", nargs="+", default=WALKS)

