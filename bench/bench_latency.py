@@ -101,19 +101,20 @@ def spin(listener, seconds):
         rclpy.spin_once(listener, timeout_sec=0.1)
 
 
-def measure(seconds, parameters, count, rate_hz, backend, of_camera=("buffer_frames:=30",)):
+def measure(seconds, parameters, count, rate_hz, backend, of_camera=(), way=30):
     """Runs camera and node for ``seconds``, and returns the results (see ``figures``).
 
-    count: number of cameras; rate_hz: of each; of_camera: more of its parameters. The time begins
-    when the node runs on ``backend`` ("": any). Raises RuntimeError if a process ends, or if that
-    takes more than PATIENCE_S.
+    count: number of cameras; rate_hz: of each; of_camera: more of its parameters; way: frames that
+    it renders, to show them there and back. The time begins when the node runs on ``backend``
+    ("": any) and has got so many frames: nothing is rendered any more. Raises RuntimeError if a
+    process ends, or if that takes more than PATIENCE_S.
     """
     deadline = time.monotonic() + PATIENCE_S
     names = [f"c{n}" for n in range(count)] if count > 1 else []
     listed = [f"cameras:=[{','.join(names)}]"] if names else []
     camera = start(
         "da3_ros.ros.synthetic_camera", [] if names else ["image_raw:=/bench/image_raw"],
-        [f"rate_hz:={rate_hz}", *listed, *of_camera],
+        [f"rate_hz:={rate_hz}", f"buffer_frames:={way}", *listed, *of_camera],
     )  # fmt: skip
     remaps = [f"{n}/image:=/{n}/image_raw" for n in names] or ["image:=/bench/image_raw"]
     node = start("da3_ros.ros.node", remaps, [*parameters, *listed])
@@ -121,7 +122,7 @@ def measure(seconds, parameters, count, rate_hz, backend, of_camera=("buffer_fra
     try:
         while (
             len(listener.arrivals) < 5 or listener.status is None
-            or backend not in ("", listener.backend)
+            or backend not in ("", listener.backend) or listener.counts()["received"] < way
         ):  # fmt: skip
             rclpy.spin_once(listener, timeout_sec=0.1)
             if node.poll() is not None or camera.poll() is not None:

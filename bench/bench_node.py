@@ -7,10 +7,10 @@
 Camera, node and a listener to all topics run as processes on this machine, each setting in turn:
 without refinement and dense depth, with refinement, with both. Windows of eight views, one new.
 Weights: those that ship for da3-tiny (252 pixels), else random (280 pixels): random weights give
-nothing to refine, so they run without. The camera goes 0.5 m/s (20 degrees per second) for 12 s,
-and back. Below 5 Hz it is slow (0.2 m/s, 10 degrees per second), so that its images overlap: such
-a walk has too few keyframes to measure depth with. A rate that the node cannot follow shows what
-it can: the oldest frames are dropped.
+nothing to refine, so they run without. The camera goes 0.5 m/s (20 degrees per second) for
+``--way`` seconds and back, and is measured from its way back on. Below 5 Hz it is slow (0.2 m/s,
+10 degrees per second), so that its images overlap: such a walk has too few keyframes to measure
+depth with. A rate that the node cannot follow shows what it can: the oldest frames are dropped.
 ``frames_corrected``: by measured depth; with 0, a row with dense depth says nothing of its cost.
 
 ``reference``: the reference package's own call on the same machine, without ROS, where the package
@@ -54,7 +54,6 @@ REFERENCE = Path(__file__).with_name("reference_interface.py")
 SLOW = "max_speed_m_s:=0.2", "max_turn_deg_s:=10.0"
 FAST = "max_speed_m_s:=0.5", "max_turn_deg_s:=20.0"
 SLOW_BELOW = 5.0  # Hz
-WAY_S = 12.0  # that the camera goes, there and back: keyframes need a way
 STAGES = ("network", "placing", "rest")
 
 
@@ -72,8 +71,10 @@ def row_of(model: str, extra: str, rate: float, options: argparse.Namespace) -> 
         "model": model, "process_res": values["process_res"], "extras": extra, "rate_hz": rate,
     }  # fmt: skip
     try:
-        moves = *(SLOW if rate < SLOW_BELOW else FAST), f"buffer_frames:={round(WAY_S * rate)}"
-        found = measure(options.seconds, given, 1, rate, options.wait_for, moves)
+        moves = SLOW if rate < SLOW_BELOW else FAST
+        found = measure(
+            options.seconds, given, 1, rate, options.wait_for, moves, round(options.way * rate)
+        )
     except RuntimeError as error:
         return row | {"refused": str(error)}
     row |= {
@@ -122,6 +123,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=[SHIPS, "da3-small"])
     parser.add_argument("--rates", nargs="+", type=float, default=[1.0, 10.0, 30.0])
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--way", type=float, default=12.0, help="seconds that the camera goes")
     parser.add_argument("--backend", default="auto")
     parser.add_argument(
         "--wait-for",

@@ -271,6 +271,7 @@ ENTRIES: dict[str, Entry] = {
     "prior": Entry(("prior.json",), figures.prior),
     "imu-scale": Entry(IMU, figures.imu_scale),
     "imu-up": Entry(IMU, figures.imu_up),
+    "imu-gyro": Entry(("imu-gyro.json",), figures.imu_gyro),
     "exports": Entry(("map.json",), figures.exports),
     "rings": Entry(("loops-rings.json",), figures.rings),
     "growth": Entry(("growth-pipeline.json", "growth-filled.json"), figures.growth),

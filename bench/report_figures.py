@@ -53,6 +53,10 @@ imu_up = joined(
         Column(f"{time}.tilt_nees", "NEES", digits=2),
     )),
 )  # fmt: skip
+imu_gyro = listing(
+    "walk", "runs", Column("imu", "Rotations of the IMU"), Column("ate_mm", "ATE, mm"),
+    Column("rotation_deg", "Rotation, degrees: mean"), Column("rotation_largest_deg", "largest"),
+)  # fmt: skip
 range_cost = listing(
     Column("points", "Points of a cloud"), Column("returns", "Returns in the image"),
     "decode_ms", "place_ms", "scale_ms", Column("keyframe_ms", "Keyframe's depth, ms"),

@@ -55,7 +55,7 @@ def test_whole_calls_are_measured_beside_bare_networks(tmp_path):
 def test_the_whole_node_at_a_rate(tmp_path):
     pytest.importorskip("rclpy")
     report, _ = run(
-        "bench_node.py", "--models", "da3-tiny", "--rates", "4", "--seconds", "4",
+        "bench_node.py", "--models", "da3-tiny", "--rates", "4", "--seconds", "4", "--way", "2",
         "--backend", "torch", tmp_path=tmp_path,
     )  # fmt: skip
     assert [row["extras"] for row in report["rows"]] == [
