@@ -144,6 +144,10 @@ VALUES = {
     "live-refined-age": Source(
         NODE, "latency_median_s", LIVE | {"extras": "refinement"}, "{} ms", 1e3, 2
     ),
+    "live-dense": Source(NODE, "windows_per_s", LIVE | {"extras": "refinement, dense"}, digits=2),
+    "live-dense-age": Source(
+        NODE, "latency_median_s", LIVE | {"extras": "refinement, dense"}, "{} ms", 1e3, 2
+    ),
     "memory-cpu": Source(
         "memory-cpu.json", "measured_mib",
         {"model": "da3-small", "size": "280x210", "views": 8, "backend": "openvino",
@@ -171,8 +175,9 @@ FACTS = (
     "The frame takes {gpu-memory} beside the weights ([table](#on-a-gpu)).",
     "**The live node** with OpenVINO on two CPU cores, da3-tiny and a camera at 10 Hz, publishes "
     "{live-refined} windows/s with refined poses. Their clouds arrive {live-refined-age} "
-    "after the image's stamp. Without refinement it publishes {live-plain} windows/s after "
-    "{live-plain-age} ([table](#latency-of-the-live-node)).",
+    "after the image's stamp. With measured depth too it publishes {live-dense} windows/s after "
+    "{live-dense-age}, with neither {live-plain} after {live-plain-age} "
+    "([table](#latency-of-the-live-node)).",
     "**Memory**: da3-small with eight views of 280x210 takes {memory-cpu} on a CPU "
     "([table](#predicted-and-measured-on-cpus)). On a GPU, da3-giant with eight views of 504x378 "
     "is predicted to take {plan-giant} ([table](#what-fits-on-a-gpu)).",
