@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", type=size, default=[(280, 210)], metavar="WxH")
     parser.add_argument("--views", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=6)
-    parser.add_argument("--compile", action="store_true", help="also by torch.compile: minutes")
+    parser.add_argument("--compile", action="store_true", help="also compiled: a minute each")
     parser.add_argument("--no-reference", dest="reference", action="store_false")
     parser.add_argument("--out", type=Path, help="write JSON")
     options = parser.parse_args()

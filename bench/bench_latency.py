@@ -104,10 +104,10 @@ def spin(listener, seconds):
 def measure(seconds, parameters, count, rate_hz, backend, of_camera=(), way=30):
     """Runs camera and node for ``seconds``, and returns the results (see ``figures``).
 
-    count: number of cameras; rate_hz: of each; of_camera: more of its parameters; way: frames that
-    it renders, to show them there and back. The time begins when the node runs on ``backend``
-    ("": any) and has got so many frames: nothing is rendered any more. Raises RuntimeError if a
-    process ends, or if that takes more than PATIENCE_S.
+    count: number of cameras; rate_hz: of each; of_camera: more of its parameters; way: frames of
+    a closed way that it renders, and shows again and again. The time begins when the node runs on
+    ``backend`` ("": any) and has got so many frames: nothing is rendered any more. Raises
+    RuntimeError if a process ends, or if that takes more than PATIENCE_S.
     """
     deadline = time.monotonic() + PATIENCE_S
     names = [f"c{n}" for n in range(count)] if count > 1 else []
