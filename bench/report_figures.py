@@ -54,7 +54,8 @@ imu_up = joined(
     )),
 )  # fmt: skip
 imu_gyro = listing(
-    "walk", Column("runs", "Rooms"), Column("imu", "Rotations of the IMU"), Column("ate_mm", "ATE, mm"),
+    "walk", Column("runs", "Rooms"), Column("imu", "Rotations of the IMU"),
+    Column("ate_mm", "ATE, mm"),
     Column("rotation_deg", "Rotation, degrees: mean"), Column("rotation_largest_deg", "largest"),
 )  # fmt: skip
 range_cost = listing(
