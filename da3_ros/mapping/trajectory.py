@@ -324,6 +324,22 @@ class Trajectory:
             out.append((int(rows["submap"][k]), T))
         return out
 
+    def poses_in(self, frames: Sequence[tuple[int, str, int]]) -> list[Array | None]:
+        """Returns the poses [4, 4] of frames (stamp, camera, submap) in their submaps; None if not
+        stored. Of frames with one stamp, as where a clock begins again, each has its own."""
+        rows, at = self._rows[: self._size], dict[tuple[int, str, int], int]()
+        stamps = np.array([stamp for stamp, *_ in frames], np.int64)
+        for k in np.flatnonzero(np.isin(rows["stamp_ns"], stamps)).tolist():
+            camera = self._cameras[rows["camera"][k]]
+            at[int(rows["stamp_ns"][k]), camera, int(rows["submap"][k])] = k
+        out: list[Array | None] = []
+        for frame in frames:
+            T = np.eye(4)
+            if frame in at:
+                T[:3] = rows["T"][at[frame]]
+            out.append(T if frame in at else None)
+        return out
+
     def settle(self, submap: int, pose: Similarity, into: int) -> None:
         """Gives the poses of a submap in the frame of its ``pose`` from now on, with ``into`` as
         their submap."""

@@ -63,7 +63,7 @@ class Anchoring:
         # The newest ones that became anchors: a camera may get them later than another one.
         self._taken: deque[tuple[float, ...]] = deque(maxlen=MOST_WAITING)
         self._held: list[HeldAnchor] = []
-        self._wrong: set[int] = set()  # stamps of anchors that were reported
+        self._wrong: set[tuple[float, ...]] = set()  # anchors that were reported
         self._windows = 0  # since the last solution
         self._due = False
         self._metres = float("nan")  # per map unit, at the last solution,
@@ -87,7 +87,7 @@ class Anchoring:
         """Returns what ``restore`` takes, of a map with these submaps: the anchors that fit."""
         if not self.placed:
             return ()
-        fitting = (a for a in self._held if a.given.stamp_ns not in self._wrong)
+        fitting = (a for a in self._held if _key(a.given) not in self._wrong)
         return tuple(a for a in fitting if a.submap in submaps)
 
     def add(self, view: View) -> None:
@@ -248,12 +248,12 @@ class Anchoring:
         old, new = known[:-NEWEST], known[-NEWEST:]
         some = np.linspace(0, len(old) - 1, min(len(old), MOST_SOLVED - NEWEST))
         chosen = [old[i] for i in some.round().astype(int)] + new
-        rows = path.rows_of([held.frame for held in chosen])
+        poses = path.poses_in([(*held.frame, held.submap) for held in chosen])
         # A path that is full has dropped some of its frames.
         return [
-            Anchor(held.given, held.submap, row[1] @ held.T_frame_camera)
-            for held, row in zip(chosen, rows, strict=True)
-            if row is not None and row[0] == held.submap
+            Anchor(held.given, held.submap, T @ held.T_frame_camera)
+            for held, T in zip(chosen, poses, strict=True)
+            if T is not None
         ]
 
     def _solved(
@@ -292,17 +292,17 @@ class Anchoring:
     def _report(self, anchors: Sequence[Anchor], found: Anchored) -> None:
         """Logs and counts anchors that do not fit, each once."""
         for anchor, wrong, metres in zip(anchors, found.wrong, found.metres, strict=True):
-            stamp = anchor.given.stamp_ns
-            if not wrong or stamp in self._wrong:
+            key, stamp = _key(anchor.given), anchor.given.stamp_ns
+            if not wrong or key in self._wrong:
                 continue
-            self._wrong.add(stamp)
+            self._wrong.add(key)
             self.counters["anchors_wrong"] += 1
             if self.counters["anchors_wrong"] <= REPORTED:
                 log.warning(
                     "global_pose: that of %.3f s is %.2f m from where the others and odometry "
                     "have the robot: it is not followed", stamp / 1e9, metres,
                 )  # fmt: skip
-        self._wrong &= {held.given.stamp_ns for held in self._held}
+        self._wrong &= {_key(held.given) for held in self._held}
 
     def _worth_it(
         self, submaps: Mapping[int, Submap], after: dict[int, Similarity], problem: Problem,
