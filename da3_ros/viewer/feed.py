@@ -22,7 +22,7 @@ from da3_ros.refinement.track_history import TrackHistory
 from da3_ros.types import Array, TrackedFrame
 from da3_ros.viewer.encode import frame_message, map_message
 from da3_ros.viewer.guard import LOCAL
-from da3_ros.viewer.map_reader import MapReader, MapUpdate
+from da3_ros.viewer.map_reader import MAX_POINTS_AT_ONCE, MapReader, MapUpdate
 from da3_ros.viewer.process import ViewerProcess
 from da3_ros.viewer.wire import ViewerMessage
 
@@ -148,7 +148,7 @@ class ViewerFeed:
         if not self.watched or waits or (now < held.due_s and not at_once):
             return
         update = held.reader.update(store, T_ros_map)
-        held.due_s = now + (MAP_PERIOD_S if update.complete else REST_PERIOD_S)
+        held.due_s = now + _pause_s(update)
         with self._condition:
             held.update = update
             self._condition.notify()
@@ -385,6 +385,13 @@ def _refused(name: str, values: Mapping[str, Any]) -> tuple[bool, str]:
 
 def _later(scene: str, update: MapUpdate) -> Callable[[], ViewerMessage]:
     return lambda: map_message(scene, update)
+
+
+def _pause_s(update: MapUpdate) -> float:
+    """Returns the time until the next update. A large submap that grows is sent again and again,
+    as a whole: the less often, the more points it has."""
+    period = MAP_PERIOD_S if update.complete else REST_PERIOD_S
+    return period * max(1.0, update.count / MAX_POINTS_AT_ONCE)
 
 
 def _known(message: ViewerMessage) -> Callable[[], ViewerMessage]:

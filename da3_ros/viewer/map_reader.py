@@ -44,6 +44,11 @@ class MapUpdate:
     unconnected: int  # components that are not shown: their pose in this one is unknown
     complete: bool = True  # False: changed points are missing, and follow
 
+    @property
+    def count(self) -> int:
+        """Number of points that are sent."""
+        return sum(len(one.xyz) for one in self.points.values())
+
 
 @dataclass(frozen=True, eq=False)
 class _Sent:

@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ pytest.importorskip("viser")
 from da3_ros.geometry.poses import T_ROS_MAP
 from da3_ros.viewer.feed import Offered
 from da3_ros.viewer.guard import is_of_page, is_own_page
+from da3_ros.viewer.map_reader import MapReader
 from da3_ros.viewer.wire import ViewerMessage
 
 pytestmark = pytest.mark.process
@@ -148,6 +150,34 @@ def test_a_viewer_that_hangs_delays_nothing():
         os.kill(feed._process._child.pid, signal.SIGCONT)
         assert not alive
         client.close()
+
+
+def test_a_large_submap_that_grows_is_sent_the_less_often(monkeypatch):
+    """It is sent as a whole, which takes the time of the thread that owns the maps."""
+    now, at_once = [100.0], 40
+    monkeypatch.setattr("da3_ros.viewer.feed.MAX_POINTS_AT_ONCE", at_once)
+    monkeypatch.setattr("da3_ros.viewer.feed.time", SimpleNamespace(monotonic=lambda: now[0]))
+    read, update = [], MapReader.update
+
+    def counted(*arguments):
+        out = update(*arguments)
+        read.append(out.count)
+        return out
+
+    monkeypatch.setattr(MapReader, "update", counted)
+    held = store()
+    with Running() as running:
+        feed = running.feed
+        client = Client(running.port)
+        running.until(lambda: feed.watched)
+        for i in range(60):
+            held.add_frame(frame(i, np.eye(4), seed=i))
+            feed.take_map("map", held, T_ROS_MAP)
+            running.until(lambda: feed._scenes["map"].update is None)
+            now[0] += 1.0
+        client.close()
+    assert max(read) > 10 * at_once
+    assert sum(read) <= 60 * at_once + max(read)
 
 
 def test_a_page_that_is_opened_later_gets_the_newest_frame_of_each_camera():
