@@ -87,6 +87,7 @@ def _topics() -> Iterator[str]:
     names = ", ".join(f"`{name}`" for name in ENCODINGS if name not in DEPTH_ENCODINGS)
     yield (
         f"\nEncodings of `image`: {names}. "
+        "16-bit values count by their full range: 12 bits not shifted to the top are dark. "
         "Other transports: argument `republish` of `da3.launch.py`."
     )
     yield "\n| Out | Type | QoS | |\n|---|---|---|---|"
