@@ -77,6 +77,25 @@ def between(a: Array, b: Array, share: Array) -> Array:
     return out
 
 
+def cross_matrices(v: Array) -> Array:
+    """Returns the matrices [..., 3, 3] of the cross products with vectors [..., 3]."""
+    out = np.zeros((*v.shape, 3))
+    out[..., 0, 1], out[..., 0, 2], out[..., 1, 2] = -v[..., 2], v[..., 1], -v[..., 0]
+    out[..., 1, 0], out[..., 2, 0], out[..., 2, 1] = v[..., 2], -v[..., 1], v[..., 0]
+    return out
+
+
+def inverse_right_jacobian(v: Array) -> Array:
+    """Returns the inverse right Jacobians [N, 3, 3] of SO(3) at rotation vectors [N, 3]: by how
+    much these change with small rotations in the turned axes."""
+    angle = np.linalg.norm(v, axis=1)
+    small = angle < 1e-4
+    a = np.where(small, 1.0, angle)
+    k = np.where(small, 1 / 12, 1 / a**2 - (1 + np.cos(a)) / (2 * a * np.sin(a) + 1e-300))
+    S = cross_matrices(v)
+    return np.asarray(np.eye(3) + S / 2 + k[:, None, None] * (S @ S))
+
+
 def mean_rotation(T_a_camera: Array, T_b_camera: Array) -> Array:
     """Returns the rotation [3, 3] from frame ``b`` to frame ``a``, the mean of those that cameras
     [N, 4, 4] say, which are known in both."""

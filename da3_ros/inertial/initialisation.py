@@ -23,8 +23,9 @@ import numpy as np
 from scipy.linalg import cho_solve, solve_triangular
 from scipy.spatial.transform import Rotation
 
+from da3_ros.geometry.poses import cross_matrices
 from da3_ros.inertial.noise import GRAVITY, TURN_DRIFT
-from da3_ros.inertial.preintegration import Preintegrated, cross_matrix
+from da3_ros.inertial.preintegration import Preintegrated
 from da3_ros.types import Array, ImuNoise
 
 MIN_EQUATIONS = 8  # so that each half has more equations than unknowns
@@ -203,9 +204,9 @@ class _Equations:
         by_bias = parts.velocity_bias[rows] - parts.position_bias[rows] / first[:, None, None]
         by_bias = by_bias + parts.position_bias[rows + 1] / second[:, None, None]
         # A small rotation of a keyframe turns what begins there.
-        by_turn = -np.einsum("en,nij->einj", -D, cross_matrix(arms))
-        by_turn[n, :, rows] -= cross_matrix(begin)
-        by_turn[n, :, rows + 1] -= cross_matrix(end)
+        by_turn = -np.einsum("en,nij->einj", -D, cross_matrices(arms))
+        by_turn[n, :, rows] -= cross_matrices(begin)
+        by_turn[n, :, rows + 1] -= cross_matrices(end)
         flat = by_turn.reshape(3 * len(rows), 3 * len(c))
         imu = flat @ turns.covariance @ flat.T + parts.white(rows) + parts.walk(rows, noise)
         extent = float(np.linalg.norm(np.ptp(c, axis=0)))

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.spatial.transform import Rotation
 
+from da3_ros.geometry.poses import cross_matrices
 from da3_ros.types import Array, ImuNoise, ImuStretch
 
 
@@ -39,7 +40,7 @@ class Preintegrated:
     def then(self, later: Preintegrated) -> Preintegrated:
         """Returns the motion over this stretch and the one that begins where it ends."""
         R, T = self.rotation, later.seconds
-        turned, moved = R @ cross_matrix(later.velocity), R @ cross_matrix(later.position)
+        turned, moved = R @ cross_matrices(later.velocity), R @ cross_matrices(later.position)
         A = np.eye(9)
         A[:3, :3] = later.rotation.T
         A[3:6, :3], A[6:, :3] = -turned, -moved
@@ -123,14 +124,6 @@ def imu_positions(T: Array, metres: float, t_camera_imu: Array) -> Array:
     return np.asarray(metres * T[:, :3, 3] + T[:, :3, :3] @ t_camera_imu)
 
 
-def cross_matrix(v: Array) -> Array:
-    """Returns matrices [..., 3, 3] of the cross product with vectors [..., 3]."""
-    out = np.zeros((*v.shape, 3))
-    out[..., 0, 1], out[..., 0, 2], out[..., 1, 2] = -v[..., 2], v[..., 1], -v[..., 0]
-    out[..., 1, 0], out[..., 2, 0], out[..., 2, 1] = v[..., 2], -v[..., 1], v[..., 0]
-    return out
-
-
 def _products(steps: Array) -> Array:
     """Returns the products [N + 1, 3, 3] of the first 0 to N rotations."""
     out = np.empty((len(steps) + 1, 3, 3))
@@ -141,13 +134,13 @@ def _products(steps: Array) -> Array:
 
 
 def _times_cross(R: Array, v: Array) -> Array:
-    return R @ cross_matrix(v)
+    return R @ cross_matrices(v)
 
 
 def _right_jacobian(rotvec: Array) -> Array:
     """Returns derivatives [N, 3, 3] of small rotations by their vectors [N, 3], to second
     order."""
-    cross = cross_matrix(rotvec)
+    cross = cross_matrices(rotvec)
     return np.asarray(np.eye(3) - cross / 2 + cross @ cross / 6)
 
 

@@ -21,12 +21,12 @@ from scipy.sparse.csgraph import connected_components
 from scipy.sparse.linalg import splu, spsolve
 from scipy.spatial.transform import Rotation
 
+from da3_ros.geometry.poses import cross_matrices, inverse_right_jacobian
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.types import Array
 
 ITERATIONS = 50
 CONVERGED = 1e-8  # relative decrease of the cost that ends the iteration
-STEP = 1e-6  # of numeric derivatives
 LOOP_SIGMAS = 3.0  # scale of Cauchy's weights: standard deviations per component
 UNKNOWNS = 7  # log scale, rotation (in the node's axes), position
 TILT = np.array([False, True, True, False, False, False, False])
@@ -135,41 +135,44 @@ class _Graph:
             free[level] = TILT
         self.free = np.flatnonzero(free)
 
-    def residual(self, first: Array | None = None, second: Array | None = None) -> Array:
-        """Returns whitened residuals [E, 7], with the ends of all edges moved by steps [7]."""
-        (si, Ri, ti), (sj, Rj, tj) = (
-            self._moved(index, step)
-            for index, step in ((self.first, first), (self.second, second))
-        )
-        back = Ri.transpose(0, 2, 1)
-        rotation = self.measured_R.transpose(0, 2, 1) @ back @ Rj
-        position = np.einsum("nij,nj->ni", back, tj - ti) / np.exp(si)[:, None]
-        residual = np.column_stack(
-            (
-                sj - si - self.measured_log_scale,
-                Rotation.from_matrix(rotation).as_rotvec(),
-                position - self.measured_t,
-            )
-        )
-        out = residual * self.weight
-        out[self.whitened] = np.einsum("eij,ej->ei", self.whitening, residual[self.whitened])
+    def _seen(self) -> tuple[Array, Array]:
+        """Returns rotation [E, 3, 3] and position [E, 3] of each edge's second node, in the axes
+        and the unit of its first one."""
+        back = self.R[self.first].transpose(0, 2, 1)
+        way = self.t[self.second] - self.t[self.first]
+        unit = np.exp(self.log_scale[self.first])
+        return back @ self.R[self.second], np.einsum("nij,nj->ni", back, way) / unit[:, None]
+
+    def residual(self) -> Array:
+        """Returns whitened residuals [E, 7]."""
+        return self._whitened(self._plain_residual(*self._seen())[:, :, None])[:, :, 0]
+
+    def _plain_residual(self, R: Array, t: Array) -> Array:
+        """Returns residuals [E, 7] of the edges, whose second nodes are seen there (``_seen``)."""
+        log_scale = self.log_scale[self.second] - self.log_scale[self.first]
+        turn = Rotation.from_matrix(self.measured_R.transpose(0, 2, 1) @ R).as_rotvec()
+        return np.column_stack((log_scale - self.measured_log_scale, turn, t - self.measured_t))
+
+    def _whitened(self, columns: Array) -> Array:
+        """Returns columns [E, 7, N], each as a residual in standard deviations."""
+        out = columns * self.weight[:, :, None]
+        out[self.whitened] = self.whitening @ columns[self.whitened]
         return np.asarray(out)
 
-    def _moved(self, index: Array, step: Array | None) -> tuple[Array, Array, Array]:
-        s, R, t = self.log_scale[index], self.R[index], self.t[index]
-        if step is None:
-            return s, R, t
-        return s + step[0], R @ Rotation.from_rotvec(step[1:4]).as_matrix(), t + step[4:]
-
-    def _derivative(self) -> tuple[Array, Array]:
-        """Returns the derivatives of the residual by both ends, each [E, 7, 7]."""
-        steps = STEP * np.eye(UNKNOWNS)
-        by_first = [self.residual(s) - self.residual(-s) for s in steps]
-        by_second = [self.residual(None, s) - self.residual(None, -s) for s in steps]
-        return (
-            np.stack(by_first, axis=2) / (2 * STEP),
-            np.stack(by_second, axis=2) / (2 * STEP),
-        )
+    def derivative(self) -> Array:
+        """Returns the derivative [E, 7, 14] of ``residual`` by the first and the second node: by
+        log scale, rotation in the node's own axes, and position."""
+        R, t = self._seen()
+        turned = inverse_right_jacobian(self._plain_residual(R, t)[:, 1:4])
+        moved = self.R[self.first].transpose(0, 2, 1)
+        moved = moved / np.exp(self.log_scale[self.first])[:, None, None]
+        out = np.zeros((len(R), UNKNOWNS, 2 * UNKNOWNS))
+        first, second = out[:, :, :UNKNOWNS], out[:, :, UNKNOWNS:]
+        first[:, 0, 0], second[:, 0, 0] = -1.0, 1.0
+        first[:, 1:4, 1:4], second[:, 1:4, 1:4] = -turned @ R.transpose(0, 2, 1), turned
+        first[:, 4:, 0], first[:, 4:, 1:4] = -t, cross_matrices(t)
+        first[:, 4:, 4:], second[:, 4:, 4:] = -moved, moved
+        return self._whitened(out)
 
     def _cost(self, residual: Array) -> float:
         length = (residual**2).sum(axis=1)
@@ -180,7 +183,7 @@ class _Graph:
         """Returns the normal matrix and right-hand side of the free unknowns."""
         cauchy = UNKNOWNS * LOOP_SIGMAS**2
         weights = np.where(self.loop, 1 / (1 + (residual**2).sum(axis=1) / cauchy), 1.0)
-        jacobian = np.concatenate(self._derivative(), axis=2)  # [E, 7, 14]
+        jacobian = self.derivative()
         columns = UNKNOWNS * np.stack((self.first, self.second), axis=1)[:, :, None]
         columns = (columns + np.arange(UNKNOWNS)).reshape(len(weights), -1)  # [E, 14]
         blocks = np.einsum("eri,erj,e->eij", jacobian, jacobian, weights)

@@ -20,6 +20,7 @@ from scipy.linalg import cho_factor, cho_solve
 from scipy.spatial.transform import Rotation
 
 from da3_ros.geometry.lens import CENTRE_X, CENTRE_Y, FOCAL, K1, K2, with_lens
+from da3_ros.geometry.poses import cross_matrices, inverse_right_jacobian
 from da3_ros.types import Array
 
 # Measured relative poses of views: priors of a bundle, by network, robot, rig and gyro.
@@ -95,30 +96,12 @@ def pose_prior_terms(
     rotation = Rotation.from_matrix(T_ij[:, :3, :3].transpose(0, 2, 1) @ Rij).as_rotvec()
     position = np.einsum("pij,pj->pi", RiT, cj - ci)
     r = np.concatenate((rotation, position - T_ij[:, :3, 3]), axis=1)
-    Jr = _inverse_right_jacobian(rotation)
+    Jr = inverse_right_jacobian(rotation)
     Ji, Jj = np.zeros((count, 6, 6)), np.zeros((count, 6, 6))
     Jj[:, :3, :3], Ji[:, :3, :3] = Jr, -Jr @ Rij.transpose(0, 2, 1)
     Ji[:, 3:, :3] = cross_matrices(position)
     Ji[:, 3:, 3:], Jj[:, 3:, 3:] = -RiT, RiT
     return r, Ji, Jj
-
-
-def _inverse_right_jacobian(v: Array) -> Array:
-    """Returns the inverse right Jacobians [P, 3, 3] of SO(3) at rotation vectors [P, 3]."""
-    angle = np.linalg.norm(v, axis=1)
-    small = angle < 1e-4
-    a = np.where(small, 1.0, angle)
-    k = np.where(small, 1 / 12, 1 / a**2 - (1 + np.cos(a)) / (2 * a * np.sin(a) + 1e-300))
-    S = cross_matrices(v)
-    return np.asarray(np.eye(3) + S / 2 + k[:, None, None] * (S @ S))
-
-
-def cross_matrices(v: Array) -> Array:
-    """Returns the matrices [M, 3, 3] of the cross products with vectors [M, 3]."""
-    out = np.zeros((len(v), 3, 3))
-    out[:, 0, 1], out[:, 0, 2], out[:, 1, 2] = -v[:, 2], v[:, 1], -v[:, 0]
-    out[:, 1, 0], out[:, 2, 0], out[:, 2, 1] = v[:, 2], -v[:, 1], v[:, 0]
-    return out
 
 
 SIZE = 7  # components of a view's error: rotation, position, log scale

@@ -11,7 +11,8 @@ import cv2
 import numpy as np
 from scipy.spatial.transform import Rotation
 
-from da3_ros.refinement.bundle import NETWORK, cross_matrices
+from da3_ros.geometry.poses import cross_matrices
+from da3_ros.refinement.bundle import NETWORK
 from da3_ros.refinement.track_noise import TrackNoise
 from da3_ros.refinement.tracked_view import Matches, TrackedView, TrackPoints
 from da3_ros.types import Array

@@ -1,5 +1,6 @@
 """The pose graph on walks in a circle, against the truth and against gtsam."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.mapping.pose_graph import Edge, components, marginal, optimize
+from da3_ros.mapping.pose_graph import Edge, _Graph, components, marginal, optimize
 
 SIGMA = np.array([0.02, 0.01, 0.02])
 LOOP = np.array([0.005, 0.003, 0.01])
@@ -51,6 +52,29 @@ def walk(count=40, seed=0, metric=False, loops=((0, -1),)):
         seen = disturbed(true[first].inverse() @ true[second], certain, rng)
         edges.append(Edge(first, second, seen, certain, loop=True))
     return true, drifted, edges
+
+
+def test_derivatives_equal_finite_differences():
+    """Also of edges with a whitening, and far from what they measure."""
+    _, drifted, edges = walk(6, seed=3, loops=[(0, -1), (1, 4)])
+    rng = np.random.default_rng(1)
+    nodes = [disturbed(n.scaled(1.3), [0.3, 0.8, 0.5], rng) for n in drifted]
+    edges[2] = dataclasses.replace(edges[2], whitening=rng.normal(size=(7, 7)))
+    exact, step = _Graph(nodes, edges, 0, False, None).derivative(), 1e-6
+    for node in range(len(nodes)):
+        for unknown in range(7):
+            ends = []
+            for sign in (-1, 1):
+                graph = _Graph(nodes, edges, 0, False, None)
+                graph.free = np.arange(7 * len(nodes))
+                graph._move(sign * step * np.eye(len(graph.free))[7 * node + unknown])
+                ends.append(graph.residual())
+            numeric = (ends[1] - ends[0]) / (2 * step)
+            for edge, one in enumerate(edges):
+                found = (one.first == node) * exact[edge, :, unknown]
+                found = found + (one.second == node) * exact[edge, :, 7 + unknown]
+                size = np.abs(exact[edge]).max()
+                np.testing.assert_allclose(found, numeric[edge], atol=1e-6 * size)
 
 
 def off(nodes, true, fixed):
