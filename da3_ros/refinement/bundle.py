@@ -498,7 +498,7 @@ class _Solver:
         gp[self.seen] = np.add.reduceat(np.einsum("oij,oi->oj", row.JX, row.r), self.starts)
         at = self.by_view
         Jv = np.zeros((len(at), 3, SIZE))
-        Jv[:, :, ROTATION] = row.Jx[at] @ cross_matrices(row.x[at])
+        Jv[:, :, ROTATION] = np.cross(row.Jx[at], row.x[at, None])
         Jv[:, :, POSITION] = -row.JX[at]
         Jv[:, 2, SCALE] = -row.depth_root[at]
         Hv, gv = np.zeros((N, SIZE, SIZE)), np.zeros((N, SIZE))

@@ -11,7 +11,6 @@ import cv2
 import numpy as np
 from scipy.spatial.transform import Rotation
 
-from da3_ros.geometry.poses import cross_matrices
 from da3_ros.refinement.bundle import NETWORK
 from da3_ros.refinement.track_noise import TrackNoise
 from da3_ros.refinement.tracked_view import Matches, TrackedView, TrackPoints
@@ -147,7 +146,7 @@ def pose_nearby(points: Array, pixel: Array, K: Array, T_local_camera: Array) ->
         by_x = np.zeros((len(x), 2, 3))
         by_x[:, 0, 0], by_x[:, 1, 1] = f[0] / z, f[1] / z
         by_x[:, :, 2] = -f * x[:, :2] / z[:, None] ** 2
-        J = np.concatenate((by_x @ cross_matrices(x), -by_x), axis=2)  # turn, move in its own axes
+        J = np.concatenate((np.cross(by_x, x[:, None]), -by_x), axis=2)  # turn, move in its own axes
         A = np.einsum("qij,q,qik->jk", J, weight, J)
         g = np.einsum("qij,q,qi->j", J, weight, r)
         try:
