@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.stats import chi2
+from scipy.special import chdtri  # scipy.stats takes 0.4 s to import
 
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.geometry.similarity import IDENTITY, Similarity
@@ -263,4 +263,4 @@ def _factor(anchor: Anchor, base: Similarity, index: int, *, upright: bool) -> E
 def _most(anchor: Anchor) -> float:
     """Returns the largest misfit of an anchor that is not wrong, standard deviations."""
     known = int((np.diag(anchor.given.covariance) < UNKNOWN_RAD2 / 2).sum())
-    return math.sqrt(float(chi2.isf(WRONG, max(known, 1))))
+    return math.sqrt(float(chdtri(max(known, 1), WRONG)))

@@ -433,6 +433,8 @@ class Da3Node(LifecycleNode):
 
 def main(args: list[str] | None = None) -> int:
     """Run the node until SIGINT or SIGTERM; it ends within four seconds, even during a window."""
+    gc.enable()
+    gc.freeze()  # what was imported stays: to search it for garbage stops all threads for 0.1 s
     stop = threading.Event()
 
     def end(signum: int, frame: FrameType | None) -> None:

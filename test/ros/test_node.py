@@ -7,6 +7,8 @@ import logging
 import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -622,6 +624,26 @@ def test_a_wrong_parameter_type_is_one_line(tmp_path):
         assert node.wait() == 2
         assert "Traceback" not in node.output()
         assert "window.size" in node.output()
+
+
+def test_no_search_for_garbage_looks_at_what_was_imported():
+    """It would stop all threads for a tenth of a second, in the middle of a drive."""
+    script = Path(__file__).parents[2] / "scripts" / "da3_node"
+    words = f"""
+import gc, runpy, sys
+sys.argv = ["da3_node", "--ros-args", "-p", "window.size:=text"]
+try:
+    runpy.run_path({str(script)!r}, run_name="__main__")
+except SystemExit as end:
+    print(end.code, gc.isenabled(), gc.get_freeze_count())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", words], capture_output=True, text=True, timeout=120,
+        env=rt.environment(rt.domain()),
+    )  # fmt: skip
+    code, enabled, frozen = done.stdout.split()
+    assert (code, enabled) == ("2", "True"), done.stderr
+    assert int(frozen) > 100_000
 
 
 def test_status_is_plain_data():
