@@ -146,7 +146,7 @@ def pose_nearby(points: Array, pixel: Array, K: Array, T_local_camera: Array) ->
         by_x = np.zeros((len(x), 2, 3))
         by_x[:, 0, 0], by_x[:, 1, 1] = f[0] / z, f[1] / z
         by_x[:, :, 2] = -f * x[:, :2] / z[:, None] ** 2
-        J = np.concatenate((np.cross(by_x, x[:, None]), -by_x), axis=2)  # turn, move in its own axes
+        J = np.concatenate((np.cross(by_x, x[:, None]), -by_x), axis=2)  # turn, move in own axes
         A = np.einsum("qij,q,qik->jk", J, weight, J)
         g = np.einsum("qij,q,qi->j", J, weight, r)
         try:
