@@ -47,6 +47,7 @@ def test_a_bag_has_global_poses_that_say_how_good_they_are(tmp_path):
     assert {g.frame for g in found} == {"map"}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_documented_replay_lies_where_the_global_poses_have_it(tmp_path):
     path, out = tmp_path / "bag", tmp_path / "out"

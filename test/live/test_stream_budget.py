@@ -40,6 +40,7 @@ def test_a_budget_that_no_longer_fits_stays_the_old_one(monkeypatch):
     assert stream.pipeline.config.depth.min_confidence == 2.0
 
 
+@pytest.mark.long
 def test_a_live_stream_grows_when_memory_is_free_and_its_scene_goes_on(monkeypatch):
     """Images of the network are as large as asked for again; the status says so."""
     monkeypatch.setattr(module, "CHECK_EVERY", 2)

@@ -113,6 +113,7 @@ def merged_error(folders, walks, output):
     return error_of(output, walks)
 
 
+@pytest.mark.long
 def test_stored_keyframes_align_better_than_small_images(folders, walks, tmp_path, caplog):
     with_store = merged_error(folders, walks, tmp_path / "with")
     assert not caplog.records

@@ -196,6 +196,7 @@ def test_a_lens_that_cannot_be_taken_over_and_a_check_that_fails_are_said(
     assert np.array_equal(results[-1].K, results[0].K)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_lens_of_another_camera_info_is_not_taken_over(walk, monkeypatch):
     """The user has calibrated the camera again while its keyframes were checked."""

@@ -4,6 +4,7 @@ import functools
 
 import numpy as np
 import pytest
+from support.cases import long_after
 from support.driving import level
 from support.inertial import BODY
 from support.sensor_rig import LEFT, METRES, MOUNTS, NAMES, SensorRig, tilt_deg
@@ -32,7 +33,7 @@ def metres_over_truth(results, walk):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("blink", [0, 6])
+@pytest.mark.parametrize("blink", long_after(1, [6, 0]))
 def test_metres_by_the_imu_are_those_of_one_cameras_path(blink):
     """Also where the first camera is covered in every sixth frameset, so that the other leads."""
     walk = rig()
@@ -59,7 +60,7 @@ def test_another_camera_takes_over_if_the_first_one_stays_covered():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wrong", NAMES)
+@pytest.mark.parametrize("wrong", long_after(1, NAMES))
 def test_a_wrong_mount_of_one_camera_makes_no_wrong_metres(wrong, caplog):
     """And does not keep the others from giving metres, if it is not that of the followed one."""
     walk = rig(wrong)
@@ -130,7 +131,7 @@ def anchored(covered, count=COUNT):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("from_frame", [COUNT, 10, 2])
+@pytest.mark.parametrize("from_frame", long_after(1, [10, 2, COUNT]))
 def test_global_poses_hold_the_map_by_whichever_camera_sees(from_frame):
     """from_frame: the frameset from which on the first camera is covered."""
     pipeline, off, said = anchored(lambda name, i: name == "front" and i >= from_frame)
@@ -143,6 +144,7 @@ def test_global_poses_hold_the_map_by_whichever_camera_sees(from_frame):
         assert np.median(off[camera]) < 0.06
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_reset_in_mid_run_begins_anew_with_all_sensors():
     walk = rig()
@@ -217,7 +219,7 @@ def lidar_walk():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ahead", [0.0, 0.3])
+@pytest.mark.parametrize("ahead", long_after(1, [0.3, 0.0]))
 def test_a_sensors_wrong_mount_is_covered_by_the_deviation_of_metres(ahead):
     """Each camera sees its error in other axes. ahead: of the declared place, metres."""
     walk, points = lidar_walk()

@@ -67,6 +67,7 @@ def test_a_programs_status_and_output_come_back(tmp_path):
         assert (done.returncode, done.stdout, done.stderr) == (3, "out\n", "err\n")
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_a_program_that_waits_for_ever_is_killed(tmp_path):
     file = tmp_path / "program.py"

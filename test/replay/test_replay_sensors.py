@@ -96,6 +96,7 @@ def test_independent_cameras_have_metres_and_their_place_each(rig, bag, tmp_path
     assert np.median(off(rig, tmp_path / "out", "left", "trajectory_left.tum")) < 0.08
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_without_a_base_a_global_pose_is_not_that_of_the_second_camera(rig, bag, tmp_path, caplog):
     counts = run(bag, rig, tmp_path / "out", "window.mode:=independent", "base_frame:=")
@@ -135,6 +136,7 @@ def test_a_continued_replay_with_all_sensors_writes_the_same_bytes(
     assert [name for name in ours if ours[name] != theirs[name]] == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_mask_and_a_covered_camera_leave_the_sensors_right(rig, bag, tmp_path):
     """The robot's own part of the front image has no depth, so that returns there do not count."""

@@ -101,6 +101,7 @@ def test_each_frame_is_shown_with_depth_confidence_and_map(whole, camera):
     assert path[-1] > 50
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("checkpoints_are_saved")
 def test_a_continued_replay_gives_the_same_video(whole, bag, camera, tmp_path, monkeypatch):

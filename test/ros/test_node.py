@@ -413,6 +413,7 @@ def test_a_late_camera_info_is_taken_over_and_the_map_stays():
         assert "Traceback" not in rig.process.output()
 
 
+@pytest.mark.long
 def test_bursts_with_pauses_are_not_reported_as_lost():
     _, frames = camera_frames(1)
     with Rig(camera_info_timeout_s=0.0) as rig:
