@@ -73,7 +73,7 @@ def carved(
     view, b = timed(lambda: floor_view(
         (0, "", 0), seen.marks, seen.floor, level, 1.0, floors.RES / 2
     ))  # fmt: skip
-    place = view.place(T_room_camera)
+    place = view.place(T_room_camera, 1.0)
     _, c = timed(lambda: grid.carve(view, place, 1.0))
     return view, place, (a, b, c)
 

@@ -107,7 +107,8 @@ def _add_selection(export: argparse.ArgumentParser) -> None:
     )
     export.add_argument(
         "--crop", type=float, nargs=6, default=[0.0] * 6,
-        metavar=("X0", "Y0", "Z0", "X1", "Y1", "Z1"), help="box in the map frame",
+        metavar=("X0", "Y0", "Z0", "X1", "Y1", "Z1"),
+        help="box in the map frame; of a grid, also the storey: that whose floor is in the box",
     )  # fmt: skip
     export.add_argument(
         "--no-cameras", action="store_true", help="a GLB without camera frusta and path"

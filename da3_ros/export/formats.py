@@ -178,11 +178,11 @@ class Pgm(SceneFormat):
 
         super().check(path, selection)
         if selection != Selection(
-            cameras=selection.cameras, unconnected=selection.unconnected,
+            cameras=selection.cameras, unconnected=selection.unconnected, crop=selection.crop,
             sh_degree=selection.sh_degree,
         ):  # fmt: skip
             raise ExportError(
-                "a grid has no points: leave out --voxel, --crop, --min-confidence, "
+                "a grid has no points: leave out --voxel, --min-confidence, "
                 "--min-observations and --max-points"
             )
 
@@ -209,7 +209,7 @@ class Pgm(SceneFormat):
     ) -> int:  # fmt: skip
         from da3_ros.export.map_server import write_map
 
-        return write_map(scene, path)
+        return write_map(scene, path, selection.crop if any(selection.crop) else ())
 
 
 # Made from stored keyframes ---------------------------------------------------------------------

@@ -6,7 +6,7 @@ A PGM (P5), whose first row is the one with the largest y, and a YAML that descr
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,10 +24,15 @@ UNKNOWN_GREY = 205  # between the thresholds
 OCCUPIED_THRESHOLD, FREE_THRESHOLD = 0.65, 0.196  # of 1 - grey / 255
 
 
-def write_map(scene: Scene, path: Path) -> int:
+def write_map(scene: Scene, path: Path, box: Sequence[float] = ()) -> int:
     """Writes the grid of a scene to ``path``, and its description beside it; returns the number
-    of known cells. Raises ExportError."""
-    grid = grid_of_scene(scene)
+    of known cells. box: as in ``grid_of_scene``. Raises ExportError."""
+    grid = grid_of_scene(scene, box)
+    if grid is None and box:
+        raise ExportError(
+            f"no keyframe has seen a floor with z from {box[2]:g} to {box[5]:g} m (crop), or the "
+            "scene has no occupancy grid"
+        )
     if grid is None:
         raise ExportError(
             "the scene has no occupancy grid: it was not mapped in metres by a level map (set "

@@ -62,15 +62,16 @@ class FloorView:
         T[:3, :3], T[2, 3] = self.R_level_camera, unit * self.height
         return T
 
-    def place(self, T_ros_camera: Array) -> Array:
-        """Returns where the level frame is on a map that is level: x, y and yaw [3].
+    def place(self, T_ros_camera: Array, unit: float) -> Array:
+        """Returns where the level frame is on a map that is level: x, y, yaw and z [4].
 
         T_ros_camera: the camera's pose [4, 4] in that map. What its up differs from the
-        keyframe's by is left out.
+        keyframe's by is left out. unit: lengths per unit of the submap.
         """
         R = T_ros_camera[:3, :3] @ self.R_level_camera.T
         yaw = np.arctan2(R[1, 0] - R[0, 1], R[0, 0] + R[1, 1])
-        return np.array([T_ros_camera[0, 3], T_ros_camera[1, 3], yaw])
+        x, y, z = T_ros_camera[:3, 3]
+        return np.array([x, y, yaw, z - unit * self.height])
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,6 +18,9 @@ from da3_ros.types import Array
 BLOCK = 128  # cells, by which a grid grows: each new size makes Nav2 resize its layer
 MOST_CELLS = 36_000_000  # 300 m x 300 m of 5 cm
 FARTHEST = 1e6  # metres from the map's origin; what is beyond is an error
+# Of floors' heights in one storey, metres: less than from one storey to the next, more than a map
+# without loops bends over the size of a grid.
+STOREY = 2.0
 # Limits of evidence, of which each view adds or takes one: four views that see a cell free take
 # away what is gone; two that mark a cell are not outvoted by all that saw it free before.
 MOST, LEAST = 3, -2
@@ -75,7 +78,7 @@ class FloorGrid:
     def carve(self, view: FloorView, place: Array, unit: float) -> None:
         """Adds the evidence of a view; not of one so far away that the grid would be too large.
 
-        place: x, y, yaw [3] of its level frame, metres. unit: metres per unit of its submap.
+        place: x, y, yaw, z [4] of its level frame, metres. unit: metres per unit of its submap.
         """
         if not np.isfinite(place).all() or np.abs(place).max() > FARTHEST:
             return
@@ -130,6 +133,14 @@ class FloorGrid:
         self._evidence = self._evidence[y : y + height, x : x + width].copy()
         self._corner = low
         return True
+
+    def limit(self, low: Array, high: Array) -> None:
+        """Drops what lies outside of a rectangle [2] to [2] of x and y, metres."""
+        rows, columns = self._evidence.shape
+        for k, count in enumerate((columns, rows)):
+            middle = (self._corner[k] + np.arange(count) + 0.5) * self.resolution
+            outside = (middle < low[k]) | (middle > high[k])
+            self._evidence[(slice(None), outside) if k == 0 else outside] = 0
 
     @property
     def reach(self) -> float:

@@ -7,6 +7,7 @@ after each window; the old one is shown until then.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -24,6 +25,7 @@ from da3_ros.navigation.floor_grid import (
     LEAST,
     MOST,
     MOST_CELLS,
+    STOREY,
     FloorGrid,
     OccupancyGrid,
 )
@@ -38,6 +40,7 @@ MEMORY = 64 << 20  # bytes of views; the oldest leave first
 RADIUS = 60.0
 SIDE = int(MOST_CELLS**0.5) // 2 - 6 * BLOCK  # cells of that, so that what is near finds room
 RETURN = 0.8  # of it, within which views that have left the grid come back
+CLIMB = 0.5  # metres by which the floor rises or falls until the grid is carved for its storey
 
 # Time without a keyframe, until another frame is looked at: of a camera that moves, and of one
 # that stands, so that what is gone is free within a second.
@@ -85,6 +88,10 @@ class OccupancyMap(MapListener):
         self._newest: dict[tuple[int, Key], bool] = {}
         self._nbytes = 0
         self._here: Array | None = None  # newest camera [2], in the map as it goes out
+        # Height of the floor below the newest camera there; and the one about which the grid is
+        # carved, which has one storey. None: unknown, and all storeys are in the grid.
+        self._floor: float | None = None
+        self._storey: float | None = None
         self._stamps: dict[str, int] = {}  # of the newest view of each camera
         # Where each camera was in the map as it goes out [4, 4], at its newest view but for those
         # while it stood.
@@ -107,7 +114,7 @@ class OccupancyMap(MapListener):
             if key in carved.places and key not in carved.far:
                 view = self._views[f.submap][key[1]]
                 T = carved.T_ros_submap[f.submap]
-                x, y, yaw = view.place(T.pose(f.T_submap_camera)) - carved.places[key]
+                x, y, yaw, _ = view.place(T.pose(f.T_submap_camera), T.scale) - carved.places[key]
                 turn = abs(np.arctan2(np.sin(yaw), np.cos(yaw)))
                 moved = np.hypot(x, y) + T.scale * view.reach * turn
                 self._stale |= bool(moved > self._resolution / 2)
@@ -149,6 +156,16 @@ class OccupancyMap(MapListener):
         for key in own[:-LOOKS]:
             del self._looks[key], self._newest[key]
         self.revision += 1
+
+    def stand_on(self, submap: int, floor: float) -> None:
+        """Notes the height of the floor below the newest camera, in the map as it goes out: what
+        was seen in other storeys is not in the grid. submap: of the camera."""
+        if not self._is_shown(submap):
+            return
+        self._floor = floor
+        if self._storey is None and not self._views:
+            self._storey = floor
+        self._stale |= self._storey is None or abs(floor - self._storey) > CLIMB
 
     def _settle_oldest(self, T_ros_map: Similarity) -> None:
         """Carves the oldest of the newest views into the grid, all in the order in which they
@@ -263,13 +280,20 @@ class OccupancyMap(MapListener):
         """Carves a view where its submap is now, if that is known and near."""
         if self._is_shown(view.submap):
             T_ros_submap = T_ros_map @ self.table.submaps[view.submap].T_map_submap
-            place = view.place(T_ros_submap.pose(T_submap_camera))
+            place = view.place(T_ros_submap.pose(T_submap_camera), T_ros_submap.scale)
             if not self._is_far(place):  # after a jump the oldest of them are elsewhere
                 grid.carve(view, place, T_ros_submap.scale)
 
     def _is_far(self, place: Array) -> bool:
-        """Whether a place (x, y, ...) is too far from the newest camera to be in the grid."""
-        return self._here is not None and np.abs(place[:2] - self._here).max() > self._radius
+        """Whether a place (x, y, yaw, z) is too far from the newest camera to be in the grid, or
+        in another storey."""
+        here = self._here
+        far = here is not None and np.abs(place[:2] - here).max() > self._radius
+        return far or self._is_elsewhere(place)
+
+    def _is_elsewhere(self, place: Array) -> bool:
+        """Whether a place (x, y, yaw, z) is in another storey."""
+        return self._storey is not None and abs(float(place[3]) - self._storey) > STOREY
 
     def _empty(self, T_ros_map: Similarity) -> _Carved:
         poses = {id: s.T_map_submap for id, s in self.table.submaps.items()}
@@ -328,7 +352,7 @@ class OccupancyMap(MapListener):
             carved.T_ros_submap[submap] = carved.T_ros_map @ T_map_submap
         T = carved.T_ros_submap[submap]
         view = self._views[submap][key[1]]
-        carved.places[key] = view.place(T.pose(T_submap_camera))
+        carved.places[key] = view.place(T.pose(T_submap_camera), T.scale)
         if self._is_far(carved.places[key]):
             carved.far.add(key)
         else:
@@ -337,6 +361,7 @@ class OccupancyMap(MapListener):
     def _begin(self, T_ros_map: Similarity) -> None:
         """Begins a new grid, of all submaps where they are now."""
         self._corrected = self._stale = False
+        self._storey = self._floor
         self._next = self._empty(T_ros_map)
         self._next.todo = [id for id in sorted(self._views, reverse=True) if self._is_shown(id)]
 
@@ -412,9 +437,13 @@ class OccupancyMap(MapListener):
         return any(self._farthest(shown, key, here) < radius for key in shown.far)
 
     def _farthest(self, carved: _Carved, key: tuple[int, Key], here: Array) -> float:
-        """Returns how far what a view has seen is from a place [2], at most."""
+        """Returns how far what a view has seen is from a place [2], at most; +Inf: it is in
+        another storey."""
+        place = carved.places[key]
+        if self._is_elsewhere(place):
+            return math.inf
         view, T = self._views[key[0]][key[1]], carved.T_ros_submap[key[0]]
-        return float(np.abs(carved.places[key][:2] - here).max() + T.scale * view.reach)
+        return float(np.abs(place[:2] - here).max() + T.scale * view.reach)
 
     def _forget(self, keys: Iterable[tuple[int, Key]]) -> None:
         for submap, key in keys:

@@ -33,13 +33,14 @@ class FloorMapping:
 
     def add(
         self, frame: LocalFrame, submap: int, T_submap_camera: Array, unit: float,
-        T_ros_map: Similarity, *, waiting: bool,
+        T_ros_map: Similarity, *, waiting: bool, read_only: bool = False,
     ) -> None:  # fmt: skip
         """Adds a keyframe, or another frame while no keyframes come; without its height over the
         floor it says nothing.
 
         T_submap_camera: [4, 4] its pose. unit: of odometry, per unit of the submap. T_ros_map: as
-        in ``OccupancyMap``. waiting: whether ``measure`` follows.
+        in ``OccupancyMap``. waiting: whether ``measure`` follows. read_only: whether nothing is
+        added, and the frame shows only in which storey the camera is.
         """
         T = frame.T_level_camera
         if T is None or not np.isfinite(T[2, 3]) or not frame.scale.metric:
@@ -48,14 +49,16 @@ class FloorMapping:
             return
         T_ros_submap = T_ros_map @ self.occupancy.table.submaps[submap].T_map_submap
         T_ros_camera = T_ros_submap.pose(T_submap_camera)
-        if not (
+        height = float(T[2, 3]) - floor_height(self.config)
+        self.occupancy.stand_on(submap, float(T_ros_camera[2, 3]) - height)
+        if read_only or not (
             frame.keyframe or self.occupancy.is_due(frame.camera, frame.stamp_ns, T_ros_camera)
         ):
             return
         if not frame.keyframe and self.config.depth.edge_filter:
             frame = replace(frame, depth=without_smears(frame.depth))
         T_level_camera = np.array(frame.T_level_camera, np.float64)
-        T_level_camera[2, 3] -= floor_height(self.config)
+        T_level_camera[2, 3] = height
         view = self._view(
             (frame.stamp_ns, frame.camera, submap), frame.depth / np.float32(unit), frame.K,
             T_level_camera, self._metres(submap, T_ros_map),

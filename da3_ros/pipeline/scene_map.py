@@ -361,10 +361,10 @@ class SceneMap(MapListener):
         frame = self._without_smears(frame)
         submap, T_submap_camera = self.submaps.add_frame(frame, waiting=measure)
         unit = self.table.T_local_submap(submap.id).scale
-        if not self.localizes:
-            self.floor_map.add(
-                frame, submap.id, T_submap_camera, unit, self._T_ros_map, waiting=measure
-            )
+        self.floor_map.add(
+            frame, submap.id, T_submap_camera, unit, self._T_ros_map, waiting=measure,
+            read_only=self.localizes,
+        )  # fmt: skip
         if measure and data is not None:
             self.dense.add_keyframe(Measurable(
                 frame.id, frame.window.chain, submap.id, frame.camera, frame.stamp_ns, frame.image,

@@ -52,6 +52,35 @@ def test_a_read_only_map_has_the_grid_at_once(saved):
     assert len(pipeline.snapshot().floor.views) == len(driven().snapshot().floor.views)
 
 
+def test_a_file_has_one_storey_and_a_box_chooses_another_one(caplog):
+    scene = driven().snapshot().scene()
+    views = scene.floor.views
+    assert len(views) > 5
+    below = [
+        dataclasses.replace(v, height=v.height + 3.0 / scene.unit_of[v.submap]) for v in views[:4]
+    ]
+
+    def grid(*views, box=()):
+        floor = dataclasses.replace(scene.floor, views=views)
+        return grid_of_scene(dataclasses.replace(scene, floor=floor), box)
+
+    both = grid(*below, *views[4:])
+    assert np.array_equal(both.cells, grid(*views[4:]).cells)
+    assert "leaves out 4 keyframes" in caplog.text
+    assert "floors from -3" in caplog.text
+    caplog.clear()
+    lower = grid(*below, *views[4:], box=(-50, -50, -4, 50, 50, -2))
+    assert np.array_equal(lower.cells, grid(*below).cells)
+    known = np.nonzero(lower.cells >= 0)
+    middle = lower.origin[0] + np.median(known[1]) * RES
+    half = grid(*below, *views[4:], box=(-50, -50, -4, middle, 50, -2))
+    columns = np.nonzero(half.cells >= 0)[1]
+    assert half.origin[0] + (columns.max() + 0.5) * RES < middle
+    assert 0.4 * len(known[1]) < len(columns) < 0.6 * len(known[1])
+    assert not caplog.text
+    assert grid(*views, box=(-50, -50, 8, 50, 50, 9)) is None
+
+
 def test_the_command_writes_what_map_server_reads(saved, tmp_path, capsys):
     assert main(["export", str(saved), str(tmp_path / "room.pgm")]) == 0
     grid = grid_of_scene(load_scene(saved).scene())

@@ -42,7 +42,7 @@ def test_rooms_are_as_they_are_to_one_cell(seed, noise):
     for T, depth in zip(poses, depths, strict=True):
         noisy = depth * np.exp(noise * rng.normal(size=depth.shape)).astype(np.float32)
         view = view_of(noisy, K, level_of(T))
-        grid.carve(view, view.place(T), 1.0)
+        grid.carve(view, view.place(T, 1.0), 1.0)
     found = grid.occupancy()
     solid = solid_cells(room, found.origin, found.cells.shape)
     seen = seen_cells(poses, depths, K, found.origin, found.cells.shape)
@@ -145,7 +145,7 @@ def seen_of(camera, solids, **options):
     found = sight(depth_of(camera, solids, **options), K, camera, ObstacleConfig())
     view = floor_view((0, "", 0), found.marks, found.floor, camera, 1.0, RES / 2)
     grid = FloorGrid(RES)
-    grid.carve(view, view.place(camera), 1.0)
+    grid.carve(view, view.place(camera, 1.0), 1.0)
     out = grid.occupancy()
 
     def cell(x, y):

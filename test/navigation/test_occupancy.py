@@ -450,3 +450,90 @@ def test_small_cells_leave_room_for_what_is_near():
     side = 2 * (fine._radius + 5.0 + floor_grid.BLOCK * 0.01) / 0.01
     assert side**2 < floor_grid.MOST_CELLS
     assert OccupancyMap(MapTable(), RES)._radius == occupancy.RADIUS
+
+
+class Storeys(Drive):
+    """A camera that drives through square rooms with floors at several heights."""
+
+    def see_from(self, x, floor, *, keyframe=True, **given):
+        """Sees the room, with what stands in it, from ``x``; returns the windows until nothing is
+        carved any more."""
+        if self.count % KEYFRAMES == 0:
+            self.submap()
+        submap = len(self.true) - 1
+        T_map = pose_at(x, 0.0, 0.0)
+        T_map[2, 3] += floor
+        T = self.true[submap].inverse().pose(T_map)
+        self.map.stand_on(submap, floor)
+        if keyframe:
+            self.table.path.add_pose(self.frame(T), T, submap)
+            view = square_view(x, 0.0, 0.0, (self.count, "", submap), UNIT, **given)
+            self.map.add(view, T, IDENTITY)
+        self.count += 1
+        return self.windows()
+
+    def cell(self, x, y):
+        grid = self.map.grid(IDENTITY)
+        column, row = np.floor((np.array([x, y]) - grid.origin) / RES).astype(int)
+        return grid.cells[row, column]
+
+
+PILLAR = {"pillar": (1.5, 0.0, 0.2)}
+BEFORE_IT, IN_THE_WAY = (0.5, 0.0), (1.325, 0.0)
+
+
+def test_another_storey_is_not_in_the_grid_and_comes_back():
+    drive = Storeys()
+    for x in np.linspace(-2, 0.2, 12):
+        drive.see_from(x, 0.0, **PILLAR)
+    assert drive.cell(*IN_THE_WAY) == 100
+    below = drive.map.grid(IDENTITY)
+    for floor in np.arange(0.2, 2.9, 0.2):  # by a lift: it sees no floor on the way
+        drive.see_from(0.2, floor, keyframe=False)
+    again = [drive.see_from(x, 2.8) for x in np.linspace(0.2, -2, 12)]
+    assert sum(again) <= 2, "it is carved again and again"
+    assert drive.cell(*IN_THE_WAY) == 0
+    fresh = Storeys()
+    for x in np.linspace(0.2, -2, 12):
+        fresh.see_from(x, 2.8)
+    assert same(drive.map.grid(IDENTITY), fresh.map.grid(IDENTITY))
+    for floor in np.arange(2.6, -0.1, -0.2):
+        drive.see_from(0.2, floor, keyframe=False)
+    assert same(drive.map.grid(IDENTITY), below)
+    assert drive.cell(*IN_THE_WAY) == 100
+
+
+def test_a_slope_and_a_bent_map_are_one_storey():
+    drive = Storeys()
+    for x in np.linspace(-2, 0.2, 12):
+        drive.see_from(x, 0.6 * (x + 2), **PILLAR)
+    flat = Storeys()
+    for x in np.linspace(-2, 0.2, 12):
+        flat.see_from(x, 0.0, **PILLAR)
+    assert same(drive.map.grid(IDENTITY), flat.map.grid(IDENTITY))
+    assert drive.cell(*BEFORE_IT) == 0
+
+
+def test_in_a_loaded_map_the_first_place_tells_the_storey():
+    drive = Storeys()
+    for x in np.linspace(-2, 0.2, 12):
+        drive.see_from(x, 0.0, **PILLAR)
+    for x in np.linspace(0.2, -2, 12):
+        drive.see_from(x, 2.8)
+    loaded = OccupancyMap(drive.table, RES)
+    loaded.restore(drive.map.views())
+    assert loaded.grid(IDENTITY) is not None
+    for floor, expected in ((0.0, 100), (2.8, 0)):
+        loaded.stand_on(0, floor)
+        drive.map = loaded
+        drive.windows()
+        assert drive.cell(*IN_THE_WAY) == expected
+
+
+def test_where_an_unconnected_camera_stands_says_nothing():
+    drive = Storeys()
+    for x in np.linspace(-2, 0.2, 12):
+        drive.see_from(x, 0.0, **PILLAR)
+    drive.map.stand_on(drive.submap(component=1), 2.8)
+    assert drive.windows() == 0
+    assert drive.cell(*IN_THE_WAY) == 100
