@@ -143,7 +143,6 @@ def test_warm_up_compiles_the_pipelines_own_windows(caplog):
     assert "uncompiled" not in caplog.text
 
 
-@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_inductors_encoder_equals_plain_code(caplog):

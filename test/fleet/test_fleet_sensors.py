@@ -39,7 +39,6 @@ def bags(tmp_path_factory):
     return folder
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_results_with_all_sensors_equal_those_of_single_replays(bags, tmp_path):
     settings = load_config(None, PARAMETERS)
