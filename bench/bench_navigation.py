@@ -52,11 +52,11 @@ def settings(options: argparse.Namespace, model: str) -> PipelineConfig:
     """Returns the parameters of a run; ``model``: truth, or a network."""
     values: dict[str, Any] = {
         "model": "da3-tiny", "window.size": 6, "process_res": options.process_res,
-        "scale.source": "fixed",
+        "scale.source": "odometry",
     }  # fmt: skip
     if model == "truth":
         values |= {"checkpoint": "random", "refinement.enabled": False, "dense.enabled": False,
-                   "hold_when_blind": False}  # fmt: skip
+                   "scale.source": "fixed", "hold_when_blind": False}  # fmt: skip
     return config_from_parameters({**values, **dict(options.parameters)})
 
 
@@ -64,15 +64,15 @@ def with_known_scale(
     config: PipelineConfig, session: Session, given: Sequence[Frame],
     truth: Sequence[SyntheticFrame],
 ) -> PipelineConfig:  # fmt: skip
-    """Returns the parameters with the true metres per unit of a way, measured by a first run:
-    exact windows keep the unit of the first."""
-    true, logs = {f.stamp_ns: f.depth for f in truth}, []
+    """Returns the parameters with the true metres per unit of exact windows, which keep the unit
+    of the first."""
+    true, logs = {f.stamp_ns: f.depth for f in truth}, list[float]()
     pipeline = Pipeline(config, session)
     for frame in given:
         for one in pipeline.push(frame):
             exact = resize_nearest(true[one.stamp_ns], one.depth_m.shape)
-            logs.append(np.nanmedian(np.log(exact / one.depth_m)[np.isfinite(exact)]))
-        if logs and isinstance(session, TruthSession):
+            logs.append(float(np.nanmedian(np.log(exact / one.depth_m)[np.isfinite(exact)])))
+        if logs:
             break
     factor = float(np.exp(np.median(logs)))
     return replace(config, scale=replace(config.scale, factor=factor))
@@ -111,12 +111,15 @@ def driven(
                 mount=tilted(options.pitch),
             )  # fmt: skip
             frames = list(camera)
-            given = list(robots_frames(camera, frames))
+            given = [
+                replace(frame, T_prior_camera=one.T_room_camera)  # exact odometry
+                for frame, one in zip(robots_frames(camera, frames), frames, strict=True)
+            ]
             if model == "truth":
                 open_session = partial(TruthSession, frames, noise=noise)
+                known = with_known_scale(config, open_session(), given, frames)
             else:
-                open_session = partial(open_network, config)
-            known = with_known_scale(config, open_session(), given, frames)
+                open_session, known = partial(open_network, config), config
             height_m = float(frames[0].T_room_camera[2, 3])
             room, pipeline = (
                 DrivenRoom(camera.room, known, height_m),

@@ -330,7 +330,7 @@ DEPTHS = {
     "exact": "none", "pixels 2 %": "2 % of each pixel",
     "smooth 2 %": "2 %, common to neighbouring pixels",
     "frames 2 %": "2 % of all pixels of a frame",
-    "network": "da3-tiny, metres of the way known",
+    "network": "da3-tiny, metres by exact odometry",
     "network, frames scaled": "da3-tiny, metres of each frame known",
     "network, grid": "da3-tiny in the grid of the map: refined poses, dense depth",
 }  # fmt: skip

@@ -49,13 +49,14 @@ class Sighting:
 
 def sight(
     depth_m: FloatImage, K: Array, T_level_camera: Array, config: ObstacleConfig,
-    floor_z: float = 0.0,
+    floor_z: float = 0.0, sigma: FloatImage | None = None,
 ) -> Sighting:  # fmt: skip
     """Returns what depth [H, W] (metres; NaN unknown, +Inf sky) says of obstacles and free space.
 
-    T_level_camera: [4, 4] camera in a level frame, in which the floor is at ``floor_z``.
+    T_level_camera: [4, 4] camera in a level frame, in which the floor is at ``floor_z``. sigma:
+    [H, W] relative deviation of the depth; what may be floor by it does not mark. None: unknown.
     """
-    judged = _Judged.of(depth_m, K)
+    judged = _Judged.of(depth_m, K, sigma)
     with np.errstate(invalid="ignore"):
         rise, run = _rise_and_run(judged.rays, T_level_camera)
         camera = np.float32(T_level_camera[2, 3] - floor_z)
@@ -63,7 +64,8 @@ def sight(
         most = np.float32(config.max_range + BEYOND)
         floor = np.float32(config.min_height) + np.float32(SLOPE) * np.minimum(far, most)
         near = far <= config.max_range
-        is_mark = near & (height > floor) & (height < config.max_height) & judged.is_supported()
+        lowest = height - judged.sigma * np.abs(rise * judged.z)
+        is_mark = near & (lowest > floor) & (height < config.max_height) & judged.is_supported()
         is_floor = near & (np.abs(height) <= floor)
         # A ray that ends farther away, or above all that counts, is free to the range.
         passes = ~near | (height >= config.max_height) | np.isposinf(judged.z)
@@ -121,19 +123,24 @@ class _Judged:
 
     z: FloatImage  # [h, w] median depth; NaN unknown, +Inf sky
     rays: FloatImage  # [h, w, 3] at depth 1
+    sigma: FloatImage  # [h, w] relative deviation of the depth; 0: unknown
 
     @classmethod
-    def of(cls, depth: FloatImage, K: Array) -> _Judged:
+    def of(cls, depth: FloatImage, K: Array, sigma: FloatImage | None) -> _Judged:
         step = max(1, max(depth.shape) // (3 * COLUMNS))  # of large images, for their time
-        depth, K = depth[step // 2 :: step, step // 2 :: step], _thinned(K, step)
+        some = slice(step // 2, None, step)
+        depth, K = depth[some, some], _thinned(K, step)
+        sigma = np.zeros((1, 1), np.float32) if sigma is None else np.nan_to_num(sigma[some, some])
         step = max(1, round(max(depth.shape) / COLUMNS))
         columns = max(1, int(min(step, BESIDE * K[0, 0])))  # more of them of a wide field of view
         # Unknown is nearest and sky farthest, so that a median is never between the two.
         filled = np.where(np.isnan(depth), np.float32(-1), np.minimum(depth, np.float32(1e9)))
-        middle = cv2.medianBlur(filled, 5)[step // 2 :: step, columns // 2 :: columns]
+        chosen = slice(step // 2, None, step), slice(columns // 2, None, columns)
+        middle = cv2.medianBlur(filled, 5)[chosen]
         z = np.where(middle <= 0, np.float32(np.nan), middle).astype(np.float32)
         z[middle >= 1e9] = np.inf
-        return cls(z, _rays(depth.shape, (step, columns), K))
+        sigma = sigma[chosen] if sigma.shape == depth.shape else sigma
+        return cls(z, _rays(depth.shape, (step, columns), K), sigma)
 
     def points(self, chosen: NDArray[np.bool_], z: FloatImage) -> FloatImage:
         """Returns the points [N, 3] of the ``chosen`` [h, w] at depths ``z`` [h, w]."""

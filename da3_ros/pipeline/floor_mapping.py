@@ -85,7 +85,7 @@ class FloorMapping:
             metres = self._metres(keyframe.submap, T_ros_map)
             self.occupancy.replace(self._view(
                 (keyframe.stamp_ns, keyframe.camera, keyframe.submap), depth, keyframe.K,
-                before.T_level_camera(metres), metres,
+                before.T_level_camera(metres), metres, one.dense.sigma,
             ))  # fmt: skip
         self.occupancy.end_waiting(keyframe.submap, key)
 
@@ -96,10 +96,13 @@ class FloorMapping:
 
     def _view(
         self, frame: tuple[int, str, int], depth: FloatImage, K: Array, T_level_camera: Array,
-        metres: float,
+        metres: float, sigma: FloatImage | None = None,
     ) -> FloorView:  # fmt: skip
-        """Returns the view of a keyframe; depth [h, w]: unit of its submap. metres: per unit."""
-        seen = sight(np.float32(metres) * depth, K, T_level_camera, self.config.obstacles)
+        """Returns the view of a keyframe; depth [h, w]: unit of its submap. metres: per unit.
+        sigma: [h, w] as in ``sight``."""
+        seen = sight(
+            np.float32(metres) * depth, K, T_level_camera, self.config.obstacles, sigma=sigma
+        )
         cell_m = self.config.occupancy.resolution_m / 2
         return floor_view(frame, seen.marks, seen.floor, T_level_camera, metres, cell_m)
 

@@ -20,10 +20,12 @@ from support.floors import (
 )
 from support.sessions import opened
 
+from da3_ros.derived.measuring import Measurable, Measured
 from da3_ros.mapping.submaps import KEYFRAMES
 from da3_ros.navigation.floor_grid import FloorGrid
 from da3_ros.navigation.occupancy import PIECE, OccupancyMap
 from da3_ros.navigation.saved_grid import grid_of_scene
+from da3_ros.types import DenseDepth
 
 
 @functools.cache
@@ -74,6 +76,27 @@ def test_without_up_or_metres_there_is_no_grid(values, level):
     pipeline = pipeline_of(frames, **values)
     push(pipeline, frames, level)
     assert pipeline.scene_map.occupancy() is None
+
+
+def test_what_may_be_floor_by_its_deviation_does_not_mark():
+    """Where nothing was measured, bare floor may be a fifth too near."""
+    frames = walked()[1][:8]
+    pipeline = pipeline_of(frames)
+    push(pipeline, frames)
+    floors = pipeline.scene_map.floor_map
+    view, marks = floors.occupancy.views()[-1], []
+    truth = next(f for f in frames if f.stamp_ns == view.stamp_ns)
+    metres = floors._metres(view.submap, pipeline.scene_map._T_ros_map)
+    wrong = (0.8 * truth.depth / metres).astype(np.float32)
+    keyframe = Measurable(
+        0, 0, view.submap, view.camera, view.stamp_ns, np.zeros((*wrong.shape, 3), np.uint8),
+        truth.K, wrong, np.ones_like(wrong),
+    )  # fmt: skip
+    for sigma in (0.0, 0.25):
+        dense = DenseDepth(wrong, np.full_like(wrong, sigma), np.zeros(wrong.shape, bool))
+        floors.measure(Measured(keyframe, dense, stays=True), pipeline.scene_map._T_ros_map)
+        marks.append(len(floors.occupancy.view(view.submap, view.key).marks))
+    assert marks[1] < 0.7 * marks[0]
 
 
 def test_a_camera_on_the_floor_by_its_mount_carves_nothing():
