@@ -127,12 +127,12 @@ class Anchoring:
 
     def correction(
         self, submaps: Mapping[int, Submap], path: Trajectory, problem: Problem,
-        T_ros_map: Similarity, *, level: bool,
+        T_ros_map: Similarity, *, level: bool, scale_sigma: float = 0.0,
     ) -> Correction | None:  # fmt: skip
         """Returns the correction that brings the map to its anchors; None if it lies there.
 
         path: of the map. problem: the graph. T_ros_map: with metres per map unit. level: whether
-        the map's z is up.
+        the map's z is up. scale_sigma: relative standard deviation of the metres.
         """
         for camera in [camera for camera, waiting in self._waiting.items() if waiting]:
             oldest = min((given.stamp_ns for given in self._waiting[camera]), default=None)
@@ -141,12 +141,14 @@ class Anchoring:
         grown = self._grown_m(submaps, T_ros_map) > self._least_m
         wait = (RARELY if self._fits and not grown else EVERY) if self._confirmed else 0
         if not (self._due or grown) or not problem.nodes or self._windows < wait:
-            return self._shifted(submaps, problem, T_ros_map)
+            return self.shifted(submaps, problem.T_map_local, T_ros_map)
         T_ros_submap = {id: T_ros_map @ s.T_map_submap for id, s in submaps.items()}
         anchors = self._chosen(T_ros_submap, path, problem)
         if not anchors:
             return None
-        found = self._solved(problem, T_ros_map, T_ros_submap, anchors, level=level)
+        found = self._solved(
+            problem, T_ros_map, T_ros_submap, anchors, level=level, scale_sigma=scale_sigma
+        )
         if found is None:
             return None
         self._windows, self._due, self._fits = 0, False, True
@@ -174,8 +176,8 @@ class Anchoring:
         far = float(np.linalg.norm(newest.t - self.centre))
         return abs(T_ros_map.scale / self._metres - 1.0) * far
 
-    def _shifted(
-        self, submaps: Mapping[int, Submap], problem: Problem, T_ros_map: Similarity
+    def shifted(
+        self, submaps: Mapping[int, Submap], T_map_local: Similarity, T_ros_map: Similarity
     ) -> Correction | None:
         """Returns the correction that brings the place where anchors hold the map back to where
         it was before a new scale, which moves it from the map's origin; None: it is near."""
@@ -189,7 +191,7 @@ class Anchoring:
         self.counters["anchor_corrections"] += 1
         shift = T_ros_map.inverse() @ Similarity(1.0, np.eye(3), back) @ T_ros_map
         old = {id: s.T_map_submap for id, s in submaps.items()}
-        out = correction_to(old, {id: shift @ T for id, T in old.items()}, problem.T_map_local)
+        out = correction_to(old, {id: shift @ T for id, T in old.items()}, T_map_local)
         return replace(out, followed=False, anchored=True)
 
     def _take(
@@ -258,13 +260,13 @@ class Anchoring:
 
     def _solved(
         self, problem: Problem, T_ros_map: Similarity, T_ros_submap: Mapping[int, Similarity],
-        anchors: Sequence[Anchor], *, level: bool,
+        anchors: Sequence[Anchor], *, level: bool, scale_sigma: float,
     ) -> Anchored | None:  # fmt: skip
         """Returns the solution, from another place if most anchors do not fit where it lies."""
         T_ros_local, here = T_ros_map @ problem.T_map_local, np.eye(4)
 
         def solved(at: Array) -> Anchored:
-            return solve_anchored(problem, T_ros_local, T_ros_submap, anchors, at)
+            return solve_anchored(problem, T_ros_local, T_ros_submap, anchors, at, scale_sigma)
 
         try:
             found = solved(here) if self.placed else None

@@ -324,6 +324,7 @@ class WindowSteps(MapListener):
             # To the prior itself its poses are a witness only where the network agrees with them.
             own_motion=not self.odometry.prior.leads_poses(window),
         )  # fmt: skip
+        self.scene_map.hold_by_scale()
         self.scene_map.add_drift(placed)
         return scale
 

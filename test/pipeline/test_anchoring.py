@@ -20,7 +20,15 @@ from da3_ros.mapping.submap_spill import Submap
 from da3_ros.mapping.trajectory import Pose, Poses, Trajectory
 from da3_ros.pipeline.anchoring import Anchoring
 from da3_ros.pipeline.pipeline import Pipeline
-from da3_ros.types import UNKNOWN_RAD2, Calibration, Frame, GlobalPose, View
+from da3_ros.synthetic.truth import Noise
+from da3_ros.types import (
+    UNKNOWN_RAD2,
+    Calibration,
+    Frame,
+    GlobalPose,
+    ScaleMeasurement,
+    View,
+)
 
 SIGMA_M, SIGMA_RAD = 0.05, 0.02
 MOUNT = np.eye(4)
@@ -202,6 +210,49 @@ def test_a_new_scale_moves_the_map_from_where_anchors_hold_it(truth):
     assert correction(larger) is None
 
 
+class Unsure(MetricModel):
+    """Measures metres with errors: one of all windows, and one of each."""
+
+    def __init__(self, session, common, each):
+        super().__init__(session)
+        self.rng, self.common, self.each = np.random.default_rng(4), common, each
+
+    def measure(self, window, prediction):
+        error = self.common + self.each * self.rng.standard_normal()
+        value = float(np.exp(error) / self.session.unit)
+        return replace(prediction, measure=ScaleMeasurement(value, 0.05))
+
+
+def run_unsure(truth, anchors, common, each, noise=CALM):
+    session = DescribedTruth(truth, 0, noise=noise)
+    config = config_from_parameters({**SETTINGS, **METRIC, "window.size": 4})
+    pipeline = Pipeline(config, session, Unsure(session, common, each))
+    return run(truth, anchors, pipeline=pipeline)
+
+
+def test_a_new_scale_moves_no_published_pose_away_from_where_anchors_hold_it(truth):
+    """The map's origin is 36 m away: in the window of another scale, poses would be off by a
+    per cent of that."""
+    given = tags(truth, range(4, 38, 4), np.random.default_rng(6))
+    _, out = run_unsure(truth[:40], given, 0.0, 0.05)
+    changes = np.abs(np.diff(np.log([r.scale.value for r, *_ in out])))[14:]
+    assert 36 * changes.max() > 0.3
+    assert errors(out, truth[:40])[15:].max() < 0.25
+
+
+def test_a_wrong_scale_makes_no_anchor_wrong(truth):
+    """It is off by 8 %, which is 16 cm from one of these tags to the next; they are exact, and
+    state a centimetre; so are the windows."""
+    exact = SimpleNamespace(standard_normal=np.zeros)
+    given = {
+        i + 1: [replace(anchor(truth[i], exact), covariance=1e-4 * np.eye(6))]
+        for i in range(4, 50, 10)
+    }
+    pipeline, out = run_unsure(truth[:52], given, 0.08, 0.0, Noise())
+    assert pipeline.counters["anchors_wrong"] == 0
+    assert errors(out, truth[:52])[30:].max() < 0.4
+
+
 def test_anchors_are_where_the_path_has_their_frames_now(truth):
     """An adjustment of the map moves frames in their submaps, long after they were anchored."""
     pipeline, _ = run(truth[:20], tags(truth, (4, 10), np.random.default_rng(6)))
@@ -266,7 +317,9 @@ def test_an_anchor_of_two_cameras_of_different_stamps_counts_once(early):
         ]  # fmt: skip
         path = Trajectory()
         path.extend(Poses.of(done))
-        anchoring.correction(submaps, path, SimpleNamespace(nodes=()), IDENTITY, level=True)
+        anchoring.correction(
+            submaps, path, SimpleNamespace(nodes=(), T_map_local=IDENTITY), IDENTITY, level=True
+        )
     assert len(anchoring._held) == 1
     assert anchoring.counters == Counter(anchors=1)
 
