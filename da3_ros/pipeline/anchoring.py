@@ -12,6 +12,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 
 MOST_WAITING = 1000  # global poses that wait for a frame
 MOST, NEWEST = 256, 16  # anchors that are kept; the newest of them are never thinned out
+THINNED = 192  # that are left of them when there are more
 MOST_SOLVED = 64  # anchors that a graph is solved with
 EVERY, RARELY = 5, 30  # windows between two solutions; the latter while new anchors fit
 FITS = 0.5  # standard deviations of its position, up to which the map need not move for an anchor
@@ -63,7 +65,8 @@ class Anchoring:
         # The newest ones that became anchors: a camera may get them later than another one.
         self._taken: deque[tuple[float, ...]] = deque(maxlen=MOST_WAITING)
         self._held: list[HeldAnchor] = []
-        self._wrong: set[tuple[float, ...]] = set()  # anchors that were reported
+        self._wrong: set[tuple[float, ...]] = set()  # anchors that do not fit now,
+        self._named: set[tuple[float, ...]] = set()  # and those that were logged
         self._windows = 0  # since the last solution
         self._due = False
         self._metres = float("nan")  # per map unit, at the last solution,
@@ -233,7 +236,8 @@ class Anchoring:
         lost = set(stamps.tolist()) - taken - elsewhere
         self.counters["anchors_without_frame"] += len(lost)
         if len(self._held) > MOST:
-            self._held = [*self._held[:-NEWEST:2], *self._held[-NEWEST:]]
+            old, new = self._held[:-NEWEST], self._held[-NEWEST:]
+            self._held = _spread(old, THINNED - NEWEST) + new
 
     def _keep(self, camera: str, wanted: Callable[[GlobalPose], bool]) -> None:
         """Keeps those of a camera's global poses that wait which are wanted."""
@@ -242,14 +246,13 @@ class Anchoring:
     def _chosen(
         self, T_ros_submap: Mapping[int, Similarity], path: Trajectory, problem: Problem
     ) -> list[Anchor]:
-        """Returns an even choice of the anchors whose submaps the graph knows, and the newest,
-        with the poses that the path has now."""
+        """Returns the newest anchors whose submaps the graph knows, and of the others as many of
+        each submap, with the poses that the path has now."""
         nodes = {id for n in problem.nodes for id in range(n.first, n.last + 1)}
         self._held = [a for a in self._held if a.submap in T_ros_submap]
         known = [a for a in self._held if a.submap in nodes]
         old, new = known[:-NEWEST], known[-NEWEST:]
-        some = np.linspace(0, len(old) - 1, min(len(old), MOST_SOLVED - NEWEST))
-        chosen = [old[i] for i in some.round().astype(int)] + new
+        chosen = _spread(old, MOST_SOLVED - NEWEST) + new
         poses = path.poses_in([(*held.frame, held.submap) for held in chosen])
         # A path that is full has dropped some of its frames.
         return [
@@ -292,14 +295,15 @@ class Anchoring:
         return found
 
     def _report(self, anchors: Sequence[Anchor], found: Anchored) -> None:
-        """Logs and counts anchors that do not fit, each once."""
+        """Counts anchors that do not fit now, and logs each once: with later ones it may fit."""
         for anchor, wrong, metres in zip(anchors, found.wrong, found.metres, strict=True):
             key, stamp = _key(anchor.given), anchor.given.stamp_ns
-            if not wrong or key in self._wrong:
+            if wrong == (key in self._wrong):
                 continue
-            self._wrong.add(key)
-            self.counters["anchors_wrong"] += 1
-            if self.counters["anchors_wrong"] <= REPORTED:
+            self._wrong ^= {key}
+            self.counters["anchors_wrong"] += 1 if wrong else -1
+            if wrong and key not in self._named and len(self._named) < REPORTED:
+                self._named.add(key)
                 log.warning(
                     "global_pose: that of %.3f s is %.2f m from where the others and odometry "
                     "have the robot: it is not followed", stamp / 1e9, metres,
@@ -331,6 +335,26 @@ class Anchoring:
         alone = np.zeros(7) if confirmed else np.repeat([0.0, ALONE_RAD, ALONE_M], [1, 3, 3])
         covariance = J @ (found.covariance + np.diag(alone**2)) @ J.T
         return replace(out, followed=False, anchored=True, covariance=covariance)
+
+
+def _spread(held: Sequence[HeldAnchor], most: int) -> list[HeldAnchor]:
+    """Returns at most so many anchors, in their order: as many of each submap, or all that it has,
+    so that a session with many leaves older ones theirs; of too many submaps an even choice."""
+    by_submap: dict[int, list[HeldAnchor]] = {}
+    for one in held:
+        by_submap.setdefault(one.submap, []).append(one)
+    groups = _evenly(list(by_submap.values()), most)
+    each, largest = 1, max(map(len, groups), default=0)
+    while each < largest and sum(min(len(group), each + 1) for group in groups) <= most:
+        each += 1
+    wanted = {id(one) for group in groups for one in _evenly(group, each)}
+    return [one for one in held if id(one) in wanted]
+
+
+def _evenly(items: list[Any], most: int) -> list[Any]:
+    """Returns at most so many of the items, evenly spread over them."""
+    count = min(len(items), most)
+    return [items[(2 * i + 1) * len(items) // (2 * count)] for i in range(count)]
 
 
 def _key(given: GlobalPose) -> tuple[float, ...]:

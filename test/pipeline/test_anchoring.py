@@ -187,6 +187,58 @@ def test_of_two_that_contradict_each_other_none_is_called_wrong(truth):
     assert pipeline.counters["anchors_wrong"] == 1
 
 
+def test_a_right_one_that_was_outnumbered_counts_again(truth, caplog):
+    """Two readings of a wrong tag agree; the ones after them decide."""
+    given = tags(truth, (4, 9, 14, 20, 26, 32), np.random.default_rng(7), wrong=(9, 14))
+    before, _ = run(truth[:19], given)
+    stamps = [a.given.stamp_ns for a in before.snapshot().anchors]
+    assert truth[4].stamp_ns not in stamps
+    assert before.counters["anchors_wrong"] == 1
+    pipeline, _ = run(truth[:40], given)
+    stamps = [a.given.stamp_ns for a in pipeline.snapshot().anchors]
+    assert stamps == [truth[i].stamp_ns for i in (4, 20, 26, 32)]
+    assert pipeline.counters["anchors_wrong"] == 2
+    assert caplog.text.count(f"that of {truth[4].stamp_ns / 1e9:.3f} s") == 2, "once per run"
+
+
+def test_of_two_of_one_stamp_only_the_wrong_one_is_called_so(truth):
+    rng = np.random.default_rng(7)
+    given = tags(truth, (4, 10, 16), rng)
+    right, wrong = anchor(truth[20], rng), anchor(truth[20], rng, (4, 3, 0))
+    given[21] = [right, wrong]
+    pipeline, _ = run(truth[:30], given)
+    assert pipeline.counters["anchors"] == 5
+    assert pipeline.counters["anchors_wrong"] == 1
+    saved_ones = [a.given for a in pipeline.snapshot().anchors]
+    assert any(one is right for one in saved_ones)
+    assert not any(one is wrong for one in saved_ones)
+    assert len(saved_ones) == 4
+
+
+def test_new_sessions_leave_old_ones_their_anchors():
+    """Each session has 300 anchors in 10 submaps of its own; halved each time, the first would
+    soon have none."""
+    path, submaps, stamp = Trajectory(), {}, 0
+    anchoring = Anchoring(Counter())
+    for session in range(6):
+        for k in range(300):
+            stamp, submap = stamp + 10**9, 10 * session + k // 30
+            submaps[submap] = Submap(submap, submap, IDENTITY)
+            given = GlobalPose(stamp, np.eye(4), np.eye(6), np.eye(4))
+            view = View(stamp, stamp, np.zeros((4, 4, 3), np.uint8), anchors=(given,))
+            anchoring.add(view)
+            one = Poses.of([Pose(stamp, np.eye(4), np.eye(3), (4, 4), False)])
+            one.rows["submap"] = submap
+            path.extend(one)
+            problem = SimpleNamespace(nodes=(), T_map_local=IDENTITY)
+            anchoring.correction(submaps, path, problem, IDENTITY, level=True)
+            assert len(anchoring._held) <= 256
+    by_session = Counter(a.submap // 10 for a in anchoring._held)
+    assert min(by_session.values()) >= 20
+    first = Counter(a.submap for a in anchoring._held if a.submap < 10)
+    assert len(first) == 10
+
+
 def test_a_new_scale_moves_the_map_from_where_anchors_hold_it(truth):
     """Without a solution of the graph, which is 36 m from the map's origin: the map is only moved
     back; by less than 5 cm not even that."""
