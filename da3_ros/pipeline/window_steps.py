@@ -281,10 +281,7 @@ class WindowSteps(MapListener):
             scale.doubt_rig()
         if refined is None:
             return PlacedWindow(window, prediction, aligned, alignment, depth)
-        by_tracks = in_refined_unit(
-            window, aligned, by_tracks, refined,
-            [(source.by_depth, source.needs_rig) for source in scale.source.members],
-        )  # fmt: skip
+        by_tracks = in_refined_unit(window, aligned, by_tracks, refined, scale.source.members)
         depth = refined.scaled(depth)
         return PlacedWindow(window, prediction, by_tracks, alignment, depth, refined)
 
