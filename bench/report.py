@@ -277,6 +277,7 @@ ENTRIES: dict[str, Entry] = {
     "imu-scale": Entry(IMU, figures.imu_scale),
     "imu-up": Entry(IMU, figures.imu_up),
     "imu-gyro": Entry(("imu-gyro.json",), figures.imu_gyro),
+    "anchors": Entry(("anchors.json", "anchors-da3-tiny.json"), figures.anchors),
     "exports": Entry(("map.json",), figures.exports),
     "rings": Entry(("loops-rings.json",), figures.rings),
     "growth": Entry(("growth-pipeline.json", "growth-filled.json"), figures.growth),
