@@ -68,6 +68,10 @@ anchors = joined(
     Column("path_deg", "Heading, degrees"),
     Column("way_error", "Way, %", 100.0), "come", "used", Column("wrong", "Called wrong"),
 )  # fmt: skip
+metres_cost = listing(
+    "source", Column("extra_ms", "Per frame, ms: mean"), Column("largest_ms", "largest"),
+    Column("share", "Of a frame without it, %", 100.0),
+)  # fmt: skip
 range_cost = listing(
     Column("points", "Points of a cloud"), Column("returns", "Returns in the image"),
     "decode_ms", "place_ms", "scale_ms", Column("keyframe_ms", "Keyframe's depth, ms"),

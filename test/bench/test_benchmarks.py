@@ -601,3 +601,11 @@ def test_global_poses_hold_a_walk(tmp_path):
     assert (none["come"], tags["come"], tags["used"], tags["wrong"]) == (0, 2, 2, 0)
     assert tags["nees"] > 0
     assert tags["path_m"] < 1
+
+
+def test_sources_of_metres_take_turns(tmp_path):
+    report, _ = run("bench_metres.py", "--runs", "1", "--frames", "8", tmp_path=tmp_path)
+    by = {row["source"]: row for row in report["rows"]}
+    assert by["none"]["extra_ms"] == 0
+    assert by["range, one beam"]["largest_ms"] >= by["range, one beam"]["ms"] > 0
+    assert len(by) == 6
