@@ -363,8 +363,8 @@ def in_refined_unit(
     those if a focal length was found, because what was measured has its error.
 
     network: the estimate before. sources: of the measurements. Tracks measure the metre of the rig
-    themselves. Returns are compared with the depth anew: where a single beam hits, tracks may have
-    corrected it by more than elsewhere. Other measurements by depth are of all of an image, and
+    themselves. A few returns are compared with the depth anew: where a single beam hits, tracks
+    may correct it by more than elsewhere. Other measurements by depth are of all of an image, and
     those by poses have the unit of these, which tracks may bring to another one. Refined poses
     themselves are no measurement: those of earlier windows hold them, so that they repeat one
     error.
@@ -378,7 +378,7 @@ def in_refined_unit(
             found.append(ScaleMeasurement(value, metre.sigma))
         elif measure is None or result.change != NO_CHANGE or open_:
             found.append(None)
-        elif source.needs_ranges:
+        elif source.needs_ranges and result.factors_by_tracks:
             seen = dataclasses.replace(refined, depth=result.for_returns(network.depth))
             found.append(source.measure(window, seen, None))
         elif source.by_depth:

@@ -29,6 +29,9 @@ from da3_ros.refinement.track_history import TrackHistory, history_of
 from da3_ros.refinement.tracked_view import MeasuredPose, TrackedView, tracked_view
 from da3_ros.types import Array, FloatImage, Image, View, Window, WindowEstimate
 
+# Returns of a view up to which its depth at them is that of tracks alone. The error that a network
+# has at more of them is nearly that which it has at all tracks.
+FEW_RETURNS = 24
 RECENT = 20  # views whose distances give the unit
 # Of log depth against tracks, robust: with more than the first, depth is doubtful, with more than
 # the second, meaningless; but not if it is less than a factor on what is usual for the network.
@@ -53,7 +56,7 @@ class RefinedWindow:
     # Of views of earlier windows: pose before and after [4, 4] in local, and factor on depth.
     moved: dict[int, tuple[Array, Array, float]]
     factors: FloatImage  # [new, h, w] on the depth of the new views; the estimate has them
-    # The same [h, w], as tracks alone say it: of new views with returns, by index in the window
+    # The same [h, w] as tracks alone say it: of new views with few returns, by index
     factors_by_tracks: dict[int, FloatImage]
     depth_agrees: bool  # whether the depth of the new views is that of their tracks
     depth_means_something: bool  # whether it has at least something to do with it
@@ -69,7 +72,7 @@ class RefinedWindow:
 
     def for_returns(self, depth: FloatImage) -> FloatImage:
         """Returns depth [N, h, w] of the window as returns of range sensors are compared with it:
-        that of views with returns has the factors of tracks alone."""
+        that of views with few returns has the factors of tracks alone."""
         out = self.scaled(depth)
         for k, factors in self.factors_by_tracks.items():
             out[k] = depth[k] * factors
@@ -212,7 +215,7 @@ class WindowRefiner:
         ])  # fmt: skip
         by_tracks = {}
         for k in range(count, len(ids)):
-            if window.views[k].returns is not None:
+            if has_few_returns(window.views[k]):
                 of_view = self._by_tracks(ids[k], estimate.depth[k], S.scale, scale)
                 if of_view is not None:
                     by_tracks[k] = of_view
@@ -334,6 +337,13 @@ class WindowRefiner:
     def _shrink(self, view: TrackedView, depth: FloatImage) -> Array:
         height, width = view.features.shape
         return np.array([depth.shape[1] / width, depth.shape[0] / height])
+
+
+def has_few_returns(view: View) -> bool:
+    """Whether range sensors have hit so few places that an error of the network there counts."""
+    if view.returns is None:
+        return False
+    return 0 < len(view.returns.points) + len(view.returns.cones) <= FEW_RETURNS
 
 
 # A smooth correction of a view's depth between its tracks.
