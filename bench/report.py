@@ -110,7 +110,15 @@ GPU_WINDOW = "8 x 504x280"
 AMX_CPU = "backends-amx-small-280.json"
 IMU = ("imu-poses.json", "imu-carried.json", "imu-drone.json")
 NODE, LIVE = "node.json", {"model": "da3-tiny", "rate_hz": 10.0}
+METRES = {  # what a source costs per frame: name of the value, source in the file
+    "cost-odometry": "odometry", "cost-rig": "rig, 0.3 m", "cost-lidar": "range, LiDAR",
+    "cost-beam": "range, one beam", "cost-global-poses": "global poses, one a second",
+}  # fmt: skip
 VALUES = {
+    **{
+        name: Source("metres-cost.json", "extra_ms", {"source": source}, "{} ms", digits=2)
+        for name, source in METRES.items()
+    },
     "cpu-frame": Source(CPU, "median_s", {"variant": "openvino bfloat16"}, "{} s", digits=2),
     "cpu-reference": Source(
         CPU, "median_s", {"variant": "reference float32, whole window"}, "{} s"
@@ -277,6 +285,8 @@ ENTRIES: dict[str, Entry] = {
     "imu-scale": Entry(IMU, figures.imu_scale),
     "imu-up": Entry(IMU, figures.imu_up),
     "imu-gyro": Entry(("imu-gyro.json",), figures.imu_gyro),
+    "metres-cost": Entry(("metres-cost.json",), figures.metres_cost),
+    "anchors": Entry(("anchors.json", "anchors-da3-tiny.json"), figures.anchors),
     "exports": Entry(("map.json",), figures.exports),
     "rings": Entry(("loops-rings.json",), figures.rings),
     "growth": Entry(("growth-pipeline.json", "growth-filled.json"), figures.growth),

@@ -58,6 +58,20 @@ imu_gyro = listing(
     Column("ate_mm", "ATE, mm"),
     Column("rotation_deg", "Rotation, degrees: mean"), Column("rotation_largest_deg", "largest"),
 )  # fmt: skip
+anchors = joined(
+    lambda result: result.rows,
+    "windows", Column("walks", "Rooms"), Column("kind", "Global poses"),
+    Column("live_m", "Live poses, m: RMS"), Column("live_largest_m", "largest"),
+    Column("nees", "NEES", digits=2), Column("live_deg", "Heading, degrees: RMS"),
+    Column("heading_nees", "NEES", digits=2),
+    Column("path_m", "Path at the end, m: RMS"), Column("path_largest_m", "largest"),
+    Column("path_deg", "Heading, degrees"),
+    Column("way_error", "Way, %", 100.0), "come", "used", Column("wrong", "Called wrong"),
+)  # fmt: skip
+metres_cost = listing(
+    "source", Column("extra_ms", "Per frame, ms: mean"), Column("largest_ms", "largest"),
+    Column("share", "Of a frame without it, %", 100.0),
+)  # fmt: skip
 range_cost = listing(
     Column("points", "Points of a cloud"), Column("returns", "Returns in the image"),
     "decode_ms", "place_ms", "scale_ms", Column("keyframe_ms", "Keyframe's depth, ms"),

@@ -147,12 +147,13 @@ def _z(turn: float) -> Array:
 
 def solve_anchored(
     problem: Problem, T_ros_local: Similarity, submaps: Mapping[int, Similarity],
-    anchors: Sequence[Anchor], placed: Array,
+    anchors: Sequence[Anchor], placed: Array, scale_sigma: float = 0.0,
 ) -> Anchored:  # fmt: skip
     """Returns how the nodes of a graph move to fit its edges and the anchors best.
 
     submaps: ``T_ros_submap`` of the anchors' submaps. placed: [4, 4] moves the map near its place
-    first. Sizes stay. Anchors have robust weights, as loops have: one that does not fit is wrong.
+    first. scale_sigma: relative standard deviation of the metres per unit, by which ways may be
+    wrong. Sizes stay. Anchors have robust weights, as loops have: one that does not fit is wrong.
     """
     before = [T_ros_local @ pose for pose in problem.poses]
     near = Similarity.from_pose(placed)
@@ -160,7 +161,9 @@ def solve_anchored(
     count, edges, at = len(nodes), list(problem.edges), []
     every = [IDENTITY, *nodes]  # the map's origin, the nodes, and the bases
     drift = _drift(count, edges)
-    edges = [replace(e, first=e.first + 1, second=e.second + 1) for e in edges]
+    edges = [
+        replace(_stretched(e, scale_sigma), first=e.first + 1, second=e.second + 1) for e in edges
+    ]
     upright = not any(a.says_up for a in anchors)
     for anchor in anchors:
         k = bisect_right(first, anchor.submap) - 1
@@ -169,6 +172,7 @@ def solve_anchored(
         way = float(np.linalg.norm(anchor.T_submap_camera[:3, 3]))
         way *= submaps[anchor.submap].scale / nodes[k].scale
         sigma = np.hypot(RIGID * [1.0, 1.0, 1.0 / nodes[k].scale], drift[k].over(way))
+        sigma[2] = math.hypot(sigma[2], scale_sigma * way)
         edges.append(Edge(k + 1, len(every), nodes[k].inverse() @ base, sigma))
         edges.append(_factor(anchor, base, len(every), upright=upright and anchor is anchors[0]))
         at.append(len(edges) - 1)
@@ -188,6 +192,21 @@ def solve_anchored(
     moves = _with_unbound(moves, bound, near)
     centre = _centre(found.nodes, edges, newest + 1)
     return Anchored(moves, wrong, metres, sure, bound, centre)
+
+
+def _stretched(edge: Edge, scale_sigma: float) -> Edge:
+    """Returns an edge between nodes whose way may also be too long or too short, by an error of
+    the scale."""
+    W = edge.whitening
+    if W is None:
+        W = np.diag(1.0 / np.repeat(edge.sigma, [1, 3, 3]))
+    along = W[:, 4:] @ (scale_sigma * edge.measured.t)
+    square = float(along @ along)
+    if edge.loop or not square > 0:
+        return edge
+    # A square root of the inverse of (the covariance + its outer product before whitening)
+    less = (1.0 - 1.0 / math.sqrt(1.0 + square)) / square
+    return replace(edge, whitening=W - less * np.outer(along, along @ W))
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,6 +12,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 
 MOST_WAITING = 1000  # global poses that wait for a frame
 MOST, NEWEST = 256, 16  # anchors that are kept; the newest of them are never thinned out
+THINNED = 192  # that are left of them when there are more
 MOST_SOLVED = 64  # anchors that a graph is solved with
 EVERY, RARELY = 5, 30  # windows between two solutions; the latter while new anchors fit
 FITS = 0.5  # standard deviations of its position, up to which the map need not move for an anchor
@@ -63,7 +65,8 @@ class Anchoring:
         # The newest ones that became anchors: a camera may get them later than another one.
         self._taken: deque[tuple[float, ...]] = deque(maxlen=MOST_WAITING)
         self._held: list[HeldAnchor] = []
-        self._wrong: set[tuple[float, ...]] = set()  # anchors that were reported
+        self._wrong: set[tuple[float, ...]] = set()  # anchors that do not fit now,
+        self._named: set[tuple[float, ...]] = set()  # and those that were logged
         self._windows = 0  # since the last solution
         self._due = False
         self._metres = float("nan")  # per map unit, at the last solution,
@@ -127,12 +130,12 @@ class Anchoring:
 
     def correction(
         self, submaps: Mapping[int, Submap], path: Trajectory, problem: Problem,
-        T_ros_map: Similarity, *, level: bool,
+        T_ros_map: Similarity, *, level: bool, scale_sigma: float = 0.0,
     ) -> Correction | None:  # fmt: skip
         """Returns the correction that brings the map to its anchors; None if it lies there.
 
         path: of the map. problem: the graph. T_ros_map: with metres per map unit. level: whether
-        the map's z is up.
+        the map's z is up. scale_sigma: relative standard deviation of the metres.
         """
         for camera in [camera for camera, waiting in self._waiting.items() if waiting]:
             oldest = min((given.stamp_ns for given in self._waiting[camera]), default=None)
@@ -141,12 +144,14 @@ class Anchoring:
         grown = self._grown_m(submaps, T_ros_map) > self._least_m
         wait = (RARELY if self._fits and not grown else EVERY) if self._confirmed else 0
         if not (self._due or grown) or not problem.nodes or self._windows < wait:
-            return self._shifted(submaps, problem, T_ros_map)
+            return self.shifted(submaps, problem.T_map_local, T_ros_map)
         T_ros_submap = {id: T_ros_map @ s.T_map_submap for id, s in submaps.items()}
         anchors = self._chosen(T_ros_submap, path, problem)
         if not anchors:
             return None
-        found = self._solved(problem, T_ros_map, T_ros_submap, anchors, level=level)
+        found = self._solved(
+            problem, T_ros_map, T_ros_submap, anchors, level=level, scale_sigma=scale_sigma
+        )
         if found is None:
             return None
         self._windows, self._due, self._fits = 0, False, True
@@ -174,8 +179,8 @@ class Anchoring:
         far = float(np.linalg.norm(newest.t - self.centre))
         return abs(T_ros_map.scale / self._metres - 1.0) * far
 
-    def _shifted(
-        self, submaps: Mapping[int, Submap], problem: Problem, T_ros_map: Similarity
+    def shifted(
+        self, submaps: Mapping[int, Submap], T_map_local: Similarity, T_ros_map: Similarity
     ) -> Correction | None:
         """Returns the correction that brings the place where anchors hold the map back to where
         it was before a new scale, which moves it from the map's origin; None: it is near."""
@@ -189,7 +194,7 @@ class Anchoring:
         self.counters["anchor_corrections"] += 1
         shift = T_ros_map.inverse() @ Similarity(1.0, np.eye(3), back) @ T_ros_map
         old = {id: s.T_map_submap for id, s in submaps.items()}
-        out = correction_to(old, {id: shift @ T for id, T in old.items()}, problem.T_map_local)
+        out = correction_to(old, {id: shift @ T for id, T in old.items()}, T_map_local)
         return replace(out, followed=False, anchored=True)
 
     def _take(
@@ -231,7 +236,8 @@ class Anchoring:
         lost = set(stamps.tolist()) - taken - elsewhere
         self.counters["anchors_without_frame"] += len(lost)
         if len(self._held) > MOST:
-            self._held = [*self._held[:-NEWEST:2], *self._held[-NEWEST:]]
+            old, new = self._held[:-NEWEST], self._held[-NEWEST:]
+            self._held = _spread(old, THINNED - NEWEST) + new
 
     def _keep(self, camera: str, wanted: Callable[[GlobalPose], bool]) -> None:
         """Keeps those of a camera's global poses that wait which are wanted."""
@@ -240,14 +246,13 @@ class Anchoring:
     def _chosen(
         self, T_ros_submap: Mapping[int, Similarity], path: Trajectory, problem: Problem
     ) -> list[Anchor]:
-        """Returns an even choice of the anchors whose submaps the graph knows, and the newest,
-        with the poses that the path has now."""
+        """Returns the newest anchors whose submaps the graph knows, and of the others as many of
+        each submap, with the poses that the path has now."""
         nodes = {id for n in problem.nodes for id in range(n.first, n.last + 1)}
         self._held = [a for a in self._held if a.submap in T_ros_submap]
         known = [a for a in self._held if a.submap in nodes]
         old, new = known[:-NEWEST], known[-NEWEST:]
-        some = np.linspace(0, len(old) - 1, min(len(old), MOST_SOLVED - NEWEST))
-        chosen = [old[i] for i in some.round().astype(int)] + new
+        chosen = _spread(old, MOST_SOLVED - NEWEST) + new
         poses = path.poses_in([(*held.frame, held.submap) for held in chosen])
         # A path that is full has dropped some of its frames.
         return [
@@ -258,13 +263,13 @@ class Anchoring:
 
     def _solved(
         self, problem: Problem, T_ros_map: Similarity, T_ros_submap: Mapping[int, Similarity],
-        anchors: Sequence[Anchor], *, level: bool,
+        anchors: Sequence[Anchor], *, level: bool, scale_sigma: float,
     ) -> Anchored | None:  # fmt: skip
         """Returns the solution, from another place if most anchors do not fit where it lies."""
         T_ros_local, here = T_ros_map @ problem.T_map_local, np.eye(4)
 
         def solved(at: Array) -> Anchored:
-            return solve_anchored(problem, T_ros_local, T_ros_submap, anchors, at)
+            return solve_anchored(problem, T_ros_local, T_ros_submap, anchors, at, scale_sigma)
 
         try:
             found = solved(here) if self.placed else None
@@ -290,14 +295,15 @@ class Anchoring:
         return found
 
     def _report(self, anchors: Sequence[Anchor], found: Anchored) -> None:
-        """Logs and counts anchors that do not fit, each once."""
+        """Counts anchors that do not fit now, and logs each once: with later ones it may fit."""
         for anchor, wrong, metres in zip(anchors, found.wrong, found.metres, strict=True):
             key, stamp = _key(anchor.given), anchor.given.stamp_ns
-            if not wrong or key in self._wrong:
+            if wrong == (key in self._wrong):
                 continue
-            self._wrong.add(key)
-            self.counters["anchors_wrong"] += 1
-            if self.counters["anchors_wrong"] <= REPORTED:
+            self._wrong ^= {key}
+            self.counters["anchors_wrong"] += 1 if wrong else -1
+            if wrong and key not in self._named and len(self._named) < REPORTED:
+                self._named.add(key)
                 log.warning(
                     "global_pose: that of %.3f s is %.2f m from where the others and odometry "
                     "have the robot: it is not followed", stamp / 1e9, metres,
@@ -329,6 +335,26 @@ class Anchoring:
         alone = np.zeros(7) if confirmed else np.repeat([0.0, ALONE_RAD, ALONE_M], [1, 3, 3])
         covariance = J @ (found.covariance + np.diag(alone**2)) @ J.T
         return replace(out, followed=False, anchored=True, covariance=covariance)
+
+
+def _spread(held: Sequence[HeldAnchor], most: int) -> list[HeldAnchor]:
+    """Returns at most so many anchors, in their order: as many of each submap, or all that it has,
+    so that a session with many leaves older ones theirs; of too many submaps an even choice."""
+    by_submap: dict[int, list[HeldAnchor]] = {}
+    for one in held:
+        by_submap.setdefault(one.submap, []).append(one)
+    groups = _evenly(list(by_submap.values()), most)
+    each, largest = 1, max(map(len, groups), default=0)
+    while each < largest and sum(min(len(group), each + 1) for group in groups) <= most:
+        each += 1
+    wanted = {id(one) for group in groups for one in _evenly(group, each)}
+    return [one for one in held if id(one) in wanted]
+
+
+def _evenly(items: list[Any], most: int) -> list[Any]:
+    """Returns at most so many of the items, evenly spread over them."""
+    count = min(len(items), most)
+    return [items[(2 * i + 1) * len(items) // (2 * count)] for i in range(count)]
 
 
 def _key(given: GlobalPose) -> tuple[float, ...]:

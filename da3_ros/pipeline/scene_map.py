@@ -653,13 +653,30 @@ class SceneMap(MapListener):
         was_placed = self.anchoring.placed
         correction = self.anchoring.correction(
             self.submaps.submaps, self.table.path, self.loops.problem(), self._T_ros_map,
-            level=self.is_level or self._has_axes,
+            level=self.is_level or self._has_axes, scale_sigma=self._scale_sigma,
         )  # fmt: skip
         if self.anchoring.placed and not was_placed:  # REP-105: z of their frame is up
             is_level = self.is_level or self.anchoring.says_up
             self.place_map(self.T_ros_map, is_level=is_level)
         if correction is not None:
             self.correct(correction)
+
+    def hold_by_scale(self) -> None:
+        """Moves the map to where global poses hold it after a new scale, which has moved it in
+        proportion to the distance from its origin: before poses are published with that scale."""
+        if self.anchoring.centre is None or self.loops.is_solving or self._why_no_anchors():
+            return
+        correction = self.anchoring.shifted(
+            self.submaps.submaps, self.table.T_map_local, self._T_ros_map
+        )
+        if correction is not None:
+            self.correct(correction)
+
+    @property
+    def _scale_sigma(self) -> float:
+        """Relative standard deviation of the metres; 0: they are given, or not known."""
+        sigma = self.scale.scale.sigma
+        return sigma if math.isfinite(sigma) else 0.0
 
     def _why_no_anchors(self) -> str:
         """Returns why global poses cannot hold the map now; empty if they can."""

@@ -41,6 +41,7 @@ from da3_ros.refinement.refiner import (
 from da3_ros.refinement.self_calibration import NO_CHANGE
 from da3_ros.refinement.solver_limits import SolverLimits, TimeLimit, choose_limits
 from da3_ros.refinement.tracked_view import TrackedView, log_depth_at
+from da3_ros.scale_sources.interface import ScaleSource
 from da3_ros.types import Array, FloatImage, RefinedLoop, ScaleMeasurement, Window, WindowEstimate
 
 log = logging.getLogger(__name__)
@@ -356,25 +357,31 @@ def in_refined_unit(
     network: WindowEstimate,
     refined: WindowEstimate,
     result: RefinedWindow,
-    kinds: Sequence[tuple[bool, bool]],
+    sources: Sequence[ScaleSource],
 ) -> WindowEstimate:
     """Returns a refined estimate with the network's scale measurements in its new unit; without
     those if a focal length was found, because what was measured has its error.
 
-    network: the estimate before. kinds: of each measurement, whether it is by depth, else the unit
-    of its poses, which tracks may bring to another one; and whether it is by the rig, whose metre
-    the tracks measure themselves. Refined poses themselves are no measurement: those of earlier
-    windows hold them, so that they repeat one error.
+    network: the estimate before. sources: of the measurements. Tracks measure the metre of the rig
+    themselves. A few returns are compared with the depth anew: where a single beam hits, tracks
+    may correct it by more than elsewhere. Other measurements by depth are of all of an image, and
+    those by poses have the unit of these, which tracks may bring to another one. Refined poses
+    themselves are no measurement: those of earlier windows hold them, so that they repeat one
+    error.
     """
     found: list[ScaleMeasurement | None] = []
-    for measure, (by_depth, by_rig) in zip(network.measures, kinds, strict=True):
+    for measure, source in zip(network.measures, sources, strict=True):
+        by_rig = source.needs_rig
         metre, open_ = result.views.metre, by_rig and result.views.metre_is_open
         if by_rig and metre is not None and result.views.metre_is_known:
             value = result.T_local_window.scale / math.exp(metre.log)
             found.append(ScaleMeasurement(value, metre.sigma))
         elif measure is None or result.change != NO_CHANGE or open_:
             found.append(None)
-        elif by_depth:
+        elif source.needs_ranges and result.factors_by_tracks:
+            seen = dataclasses.replace(refined, depth=result.for_returns(network.depth))
+            found.append(source.measure(window, seen, None))
+        elif source.by_depth:
             factor = float(np.median(result.factors))
             found.append(dataclasses.replace(measure, value=measure.value / factor))
         else:

@@ -281,10 +281,7 @@ class WindowSteps(MapListener):
             scale.doubt_rig()
         if refined is None:
             return PlacedWindow(window, prediction, aligned, alignment, depth)
-        by_tracks = in_refined_unit(
-            window, aligned, by_tracks, refined,
-            [(source.by_depth, source.needs_rig) for source in scale.source.members],
-        )  # fmt: skip
+        by_tracks = in_refined_unit(window, aligned, by_tracks, refined, scale.source.members)
         depth = refined.scaled(depth)
         return PlacedWindow(window, prediction, by_tracks, alignment, depth, refined)
 
@@ -324,6 +321,7 @@ class WindowSteps(MapListener):
             # To the prior itself its poses are a witness only where the network agrees with them.
             own_motion=not self.odometry.prior.leads_poses(window),
         )  # fmt: skip
+        self.scene_map.hold_by_scale()
         self.scene_map.add_drift(placed)
         return scale
 

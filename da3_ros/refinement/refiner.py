@@ -17,6 +17,7 @@ from da3_ros.geometry.poses import nearest_rotation
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.inertial.gyro_turns import GyroTurns
 from da3_ros.refinement.bundle import NETWORK, PosePriors
+from da3_ros.refinement.depth_near_tracks import TrackResiduals, error_near_tracks
 from da3_ros.refinement.direct_alignment import WIDTH as ALIGNED_WIDTH
 from da3_ros.refinement.direct_alignment import AlignmentImage
 from da3_ros.refinement.features import FeatureDetector, Features, FeaturesAhead
@@ -28,6 +29,9 @@ from da3_ros.refinement.track_history import TrackHistory, history_of
 from da3_ros.refinement.tracked_view import MeasuredPose, TrackedView, tracked_view
 from da3_ros.types import Array, FloatImage, Image, View, Window, WindowEstimate
 
+# Returns of a view up to which its depth at them is that of tracks alone. The error that a network
+# has at more of them is nearly that which it has at all tracks.
+FEW_RETURNS = 24
 RECENT = 20  # views whose distances give the unit
 # Of log depth against tracks, robust: with more than the first, depth is doubtful, with more than
 # the second, meaningless; but not if it is less than a factor on what is usual for the network.
@@ -52,6 +56,8 @@ class RefinedWindow:
     # Of views of earlier windows: pose before and after [4, 4] in local, and factor on depth.
     moved: dict[int, tuple[Array, Array, float]]
     factors: FloatImage  # [new, h, w] on the depth of the new views; the estimate has them
+    # The same [h, w] as tracks alone say it: of new views with few returns, by index
+    factors_by_tracks: dict[int, FloatImage]
     depth_agrees: bool  # whether the depth of the new views is that of their tracks
     depth_means_something: bool  # whether it has at least something to do with it
     change: LengthChange  # of lengths in local; not 1 with a new focal length
@@ -62,6 +68,14 @@ class RefinedWindow:
         """Returns depth [N, h, w] of the window with the factors on its new views."""
         out = depth.copy()
         out[len(out) - len(self.factors) :] *= self.factors
+        return out
+
+    def for_returns(self, depth: FloatImage) -> FloatImage:
+        """Returns depth [N, h, w] of the window as returns of range sensors are compared with it:
+        that of views with few returns has the factors of tracks alone."""
+        out = self.scaled(depth)
+        for k, factors in self.factors_by_tracks.items():
+            out[k] = depth[k] * factors
         return out
 
 
@@ -199,6 +213,12 @@ class WindowRefiner:
             self._factors(i, estimate.depth[k], S.scale, scale)
             for k, i in enumerate(ids[count:], count)
         ])  # fmt: skip
+        by_tracks = {}
+        for k in range(count, len(ids)):
+            if has_few_returns(window.views[k]):
+                of_view = self._by_tracks(ids[k], estimate.depth[k], S.scale, scale)
+                if of_view is not None:
+                    by_tracks[k] = of_view
         refined = self._refined(window, estimate, S, factors)
         error = self.graph.depth_error(ids[count:])
         agrees = error < max(MAX_DEPTH_ERROR, USUAL * usual)
@@ -209,6 +229,7 @@ class WindowRefiner:
             done,
             moved,
             factors,
+            by_tracks,
             agrees,
             means_something,
             change or NO_CHANGE,
@@ -285,6 +306,23 @@ class WindowRefiner:
 
         log_scale: the part of the scale that ``unit`` contains.
         """
+        tracks, aligned = self._residuals(id, depth, unit, log_scale)
+        log = correction(tracks, aligned)
+        own = np.float32(self.graph.views[id].log_scale - log_scale)
+        return np.asarray(np.exp(np.full(depth.shape, own) if log is None else own + log))
+
+    def _by_tracks(
+        self, id: int, depth: FloatImage, unit: float, log_scale: float
+    ) -> FloatImage | None:
+        """Returns the same as tracks alone say it; None of too few tracks."""
+        log = error_near_tracks(*self._residuals(id, depth, unit, log_scale))
+        own = np.float32(self.graph.views[id].log_scale - log_scale)
+        return None if log is None else np.asarray(np.exp(own + log))
+
+    def _residuals(
+        self, id: int, depth: FloatImage, unit: float, log_scale: float
+    ) -> tuple[TrackResiduals, FloatImage]:
+        """Returns the tracks in a new view, and its depth in the unit of theirs."""
         view = self.graph.views[id]
         index, residual, sigma = self.graph.residuals(id)
         tracks = TrackResiduals(
@@ -294,14 +332,18 @@ class WindowRefiner:
             sigma,
             self.graph.noise.depth,
         )
-        aligned = depth * np.float32(unit * np.exp(-log_scale))
-        log = correction(tracks, aligned)
-        own = np.float32(view.log_scale - log_scale)
-        return np.asarray(np.exp(np.full(depth.shape, own) if log is None else own + log))
+        return tracks, depth * np.float32(unit * np.exp(-log_scale))
 
     def _shrink(self, view: TrackedView, depth: FloatImage) -> Array:
         height, width = view.features.shape
         return np.array([depth.shape[1] / width, depth.shape[0] / height])
+
+
+def has_few_returns(view: View) -> bool:
+    """Whether range sensors have hit so few places that an error of the network there counts."""
+    if view.returns is None:
+        return False
+    return 0 < len(view.returns.points) + len(view.returns.cones) <= FEW_RETURNS
 
 
 # A smooth correction of a view's depth between its tracks.
@@ -320,17 +362,6 @@ OUTLIER = 3.0  # robust standard deviations from the neighbours' mean
 MIN_GAIN = 0.05  # share by which the error of held-out tracks must fall
 MAX_LOG = 0.4  # largest correction
 CELLS = 2.0  # cells of the grid per standard deviation of the kernel
-
-
-@dataclass(frozen=True, eq=False)
-class TrackResiduals:
-    """Tracks in one view. M rows."""
-
-    pixel: Array  # [M, 2] column and row, corner rule, pixels of the depth image
-    log_depth: Array  # [M] logarithm of the predicted depth
-    residual: Array  # [M] logarithm of the track's depth less the scaled network's
-    sigma: Array  # [M] its standard deviation
-    depth_sigma: float  # that of predicted depth
 
 
 def correction(tracks: TrackResiduals, depth: FloatImage) -> FloatImage | None:

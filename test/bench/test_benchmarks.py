@@ -590,3 +590,22 @@ def test_backends_take_turns(tmp_path):
         for name, other in (("times_torch_fp32", base), ("times_reference", reference)):
             assert row[name] == pytest.approx(other["median_s"] / row["median_s"])
     assert all(row["first_window_s"] > row["min_s"] for row in rows.values() if row != reference)
+
+
+def test_global_poses_hold_a_walk(tmp_path):
+    report, _ = run(
+        "bench_anchors.py", "truth", "--rooms", "0", "--frames", "60", "--kinds", "none", "tags",
+        tmp_path=tmp_path,
+    )  # fmt: skip
+    none, tags = report["rows"]
+    assert (none["come"], tags["come"], tags["used"], tags["wrong"]) == (0, 2, 2, 0)
+    assert tags["nees"] > 0
+    assert tags["path_m"] < 1
+
+
+def test_sources_of_metres_take_turns(tmp_path):
+    report, _ = run("bench_metres.py", "--runs", "1", "--frames", "8", tmp_path=tmp_path)
+    by = {row["source"]: row for row in report["rows"]}
+    assert by["none"]["extra_ms"] == 0
+    assert by["range, one beam"]["largest_ms"] >= by["range, one beam"]["ms"] > 0
+    assert len(by) == 6

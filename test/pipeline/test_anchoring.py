@@ -20,7 +20,15 @@ from da3_ros.mapping.submap_spill import Submap
 from da3_ros.mapping.trajectory import Pose, Poses, Trajectory
 from da3_ros.pipeline.anchoring import Anchoring
 from da3_ros.pipeline.pipeline import Pipeline
-from da3_ros.types import UNKNOWN_RAD2, Calibration, Frame, GlobalPose, View
+from da3_ros.synthetic.truth import Noise
+from da3_ros.types import (
+    UNKNOWN_RAD2,
+    Calibration,
+    Frame,
+    GlobalPose,
+    ScaleMeasurement,
+    View,
+)
 
 SIGMA_M, SIGMA_RAD = 0.05, 0.02
 MOUNT = np.eye(4)
@@ -179,6 +187,58 @@ def test_of_two_that_contradict_each_other_none_is_called_wrong(truth):
     assert pipeline.counters["anchors_wrong"] == 1
 
 
+def test_a_right_one_that_was_outnumbered_counts_again(truth, caplog):
+    """Two readings of a wrong tag agree; the ones after them decide."""
+    given = tags(truth, (4, 9, 14, 20, 26, 32), np.random.default_rng(7), wrong=(9, 14))
+    before, _ = run(truth[:19], given)
+    stamps = [a.given.stamp_ns for a in before.snapshot().anchors]
+    assert truth[4].stamp_ns not in stamps
+    assert before.counters["anchors_wrong"] == 1
+    pipeline, _ = run(truth[:40], given)
+    stamps = [a.given.stamp_ns for a in pipeline.snapshot().anchors]
+    assert stamps == [truth[i].stamp_ns for i in (4, 20, 26, 32)]
+    assert pipeline.counters["anchors_wrong"] == 2
+    assert caplog.text.count(f"that of {truth[4].stamp_ns / 1e9:.3f} s") == 2, "once per run"
+
+
+def test_of_two_of_one_stamp_only_the_wrong_one_is_called_so(truth):
+    rng = np.random.default_rng(7)
+    given = tags(truth, (4, 10, 16), rng)
+    right, wrong = anchor(truth[20], rng), anchor(truth[20], rng, (4, 3, 0))
+    given[21] = [right, wrong]
+    pipeline, _ = run(truth[:30], given)
+    assert pipeline.counters["anchors"] == 5
+    assert pipeline.counters["anchors_wrong"] == 1
+    saved_ones = [a.given for a in pipeline.snapshot().anchors]
+    assert any(one is right for one in saved_ones)
+    assert not any(one is wrong for one in saved_ones)
+    assert len(saved_ones) == 4
+
+
+def test_new_sessions_leave_old_ones_their_anchors():
+    """Each session has 300 anchors in 10 submaps of its own; halved each time, the first would
+    soon have none."""
+    path, submaps, stamp = Trajectory(), {}, 0
+    anchoring = Anchoring(Counter())
+    for session in range(6):
+        for k in range(300):
+            stamp, submap = stamp + 10**9, 10 * session + k // 30
+            submaps[submap] = Submap(submap, submap, IDENTITY)
+            given = GlobalPose(stamp, np.eye(4), np.eye(6), np.eye(4))
+            view = View(stamp, stamp, np.zeros((4, 4, 3), np.uint8), anchors=(given,))
+            anchoring.add(view)
+            one = Poses.of([Pose(stamp, np.eye(4), np.eye(3), (4, 4), False)])
+            one.rows["submap"] = submap
+            path.extend(one)
+            problem = SimpleNamespace(nodes=(), T_map_local=IDENTITY)
+            anchoring.correction(submaps, path, problem, IDENTITY, level=True)
+            assert len(anchoring._held) <= 256
+    by_session = Counter(a.submap // 10 for a in anchoring._held)
+    assert min(by_session.values()) >= 20
+    first = Counter(a.submap for a in anchoring._held if a.submap < 10)
+    assert len(first) == 10
+
+
 def test_a_new_scale_moves_the_map_from_where_anchors_hold_it(truth):
     """Without a solution of the graph, which is 36 m from the map's origin: the map is only moved
     back; by less than 5 cm not even that."""
@@ -200,6 +260,49 @@ def test_a_new_scale_moves_the_map_from_where_anchors_hold_it(truth):
     now = (larger @ move @ submaps[newest].T_map_submap).t - anchoring.centre
     np.testing.assert_allclose(now, 1.01 * far, atol=1e-6)
     assert correction(larger) is None
+
+
+class Unsure(MetricModel):
+    """Measures metres with errors: one of all windows, and one of each."""
+
+    def __init__(self, session, common, each):
+        super().__init__(session)
+        self.rng, self.common, self.each = np.random.default_rng(4), common, each
+
+    def measure(self, window, prediction):
+        error = self.common + self.each * self.rng.standard_normal()
+        value = float(np.exp(error) / self.session.unit)
+        return replace(prediction, measure=ScaleMeasurement(value, 0.05))
+
+
+def run_unsure(truth, anchors, common, each, noise=CALM):
+    session = DescribedTruth(truth, 0, noise=noise)
+    config = config_from_parameters({**SETTINGS, **METRIC, "window.size": 4})
+    pipeline = Pipeline(config, session, Unsure(session, common, each))
+    return run(truth, anchors, pipeline=pipeline)
+
+
+def test_a_new_scale_moves_no_published_pose_away_from_where_anchors_hold_it(truth):
+    """The map's origin is 36 m away: in the window of another scale, poses would be off by a
+    per cent of that."""
+    given = tags(truth, range(4, 38, 4), np.random.default_rng(6))
+    _, out = run_unsure(truth[:40], given, 0.0, 0.05)
+    changes = np.abs(np.diff(np.log([r.scale.value for r, *_ in out])))[14:]
+    assert 36 * changes.max() > 0.3
+    assert errors(out, truth[:40])[15:].max() < 0.25
+
+
+def test_a_wrong_scale_makes_no_anchor_wrong(truth):
+    """It is off by 8 %, which is 16 cm from one of these tags to the next; they are exact, and
+    state a centimetre; so are the windows."""
+    exact = SimpleNamespace(standard_normal=np.zeros)
+    given = {
+        i + 1: [replace(anchor(truth[i], exact), covariance=1e-4 * np.eye(6))]
+        for i in range(4, 50, 10)
+    }
+    pipeline, out = run_unsure(truth[:52], given, 0.08, 0.0, Noise())
+    assert pipeline.counters["anchors_wrong"] == 0
+    assert errors(out, truth[:52])[30:].max() < 0.4
 
 
 def test_anchors_are_where_the_path_has_their_frames_now(truth):
@@ -266,7 +369,9 @@ def test_an_anchor_of_two_cameras_of_different_stamps_counts_once(early):
         ]  # fmt: skip
         path = Trajectory()
         path.extend(Poses.of(done))
-        anchoring.correction(submaps, path, SimpleNamespace(nodes=()), IDENTITY, level=True)
+        anchoring.correction(
+            submaps, path, SimpleNamespace(nodes=(), T_map_local=IDENTITY), IDENTITY, level=True
+        )
     assert len(anchoring._held) == 1
     assert anchoring.counters == Counter(anchors=1)
 
