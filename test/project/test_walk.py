@@ -17,7 +17,7 @@ MOST = {
     # 725 alone; beside other work more: the frame collects what other threads have finished.
     # Switches: rotation vectors are of one file of `geometry`, for graphs, tracks and the gyro.
     "live": ((800, 82, 720, 415), (820, 82, 880, 475)),
-    "replay": ((738, 88, 710, 445), (738, 90, 710, 445)),
+    "replay": ((745, 88, 712, 445), (745, 90, 712, 445)),
 }
 MOST_FORWARDERS = 14
 
