@@ -40,6 +40,7 @@ class Sighting:
     rays: FloatImage  # ends of free rays
     # Those of rays that pass the range lower than what marks, and end on floor farther away.
     low_rays: FloatImage
+    doubts: FloatImage  # surfaces over the floor that may be floor by their deviation
 
     @property
     def clearing(self) -> FloatImage:
@@ -65,7 +66,8 @@ def sight(
         floor = np.float32(config.min_height) + np.float32(SLOPE) * np.minimum(far, most)
         near = far <= config.max_range
         lowest = height - judged.sigma * np.abs(rise * judged.z)
-        is_mark = near & (lowest > floor) & (height < config.max_height) & judged.is_supported()
+        stands = near & (height > floor) & (height < config.max_height) & judged.is_supported()
+        is_mark = stands & (lowest > floor)
         is_floor = near & (np.abs(height) <= floor)
         # A ray that ends farther away, or above all that counts, is free to the range.
         passes = ~near | (height >= config.max_height) | np.isposinf(judged.z)
@@ -88,8 +90,9 @@ def sight(
     few[::CLEARING_ROWS] = True
     floor_points = judged.points(few & is_floor, judged.z)
     return Sighting(
-        marks, floor_points, judged.points(few & ends_over, end), judged.points(few & is_low, end)
-    )
+        marks, floor_points, judged.points(few & ends_over, end), judged.points(few & is_low, end),
+        judged.points(stands & ~is_mark, judged.z),
+    )  # fmt: skip
 
 
 def why_not_sighted(T_level_camera: Array, config: PipelineConfig) -> str:

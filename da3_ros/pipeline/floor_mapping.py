@@ -104,7 +104,9 @@ class FloorMapping:
             np.float32(metres) * depth, K, T_level_camera, self.config.obstacles, sigma=sigma
         )
         cell_m = self.config.occupancy.resolution_m / 2
-        return floor_view(frame, seen.marks, seen.floor, T_level_camera, metres, cell_m)
+        return floor_view(
+            frame, seen.marks, seen.floor, T_level_camera, metres, cell_m, seen.doubts
+        )
 
     def _metres(self, submap: int, T_ros_map: Similarity) -> float:
         """Returns metres per unit of a submap."""

@@ -207,6 +207,8 @@ def test_what_may_be_floor_by_its_deviation_does_not_mark():
     assert on_floor.sum() > 20
     assert not (doubted[:, 0] < 2.9).any()
     assert len(doubted) > 0.5 * (~on_floor).sum()
+    found = sight(wrong, K, T, CONFIG, sigma=sigma)
+    assert len(found.doubts) + len(found.marks) == len(believed)
     unknown = np.full(wrong.shape, np.nan, np.float32)
     assert len(sight(wrong, K, T, CONFIG, sigma=unknown).marks) == len(believed)
 

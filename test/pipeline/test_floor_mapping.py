@@ -21,6 +21,7 @@ from support.floors import (
 from support.sessions import opened
 
 from da3_ros.derived.measuring import Measurable, Measured
+from da3_ros.mapping.floor_view import floor_view
 from da3_ros.mapping.submaps import KEYFRAMES
 from da3_ros.navigation.floor_grid import FloorGrid
 from da3_ros.navigation.occupancy import PIECE, OccupancyMap
@@ -78,8 +79,15 @@ def test_without_up_or_metres_there_is_no_grid(values, level):
     assert pipeline.scene_map.occupancy() is None
 
 
-def test_what_may_be_floor_by_its_deviation_does_not_mark():
-    """Where nothing was measured, bare floor may be a fifth too near."""
+def test_what_may_be_floor_by_its_deviation_does_not_mark(monkeypatch):
+    """Where nothing was measured, bare floor may be a fifth too near. It ends rays all the same."""
+    doubts = []
+
+    def watched(*given):
+        doubts.append(len(given[6]))
+        return floor_view(*given)
+
+    monkeypatch.setattr("da3_ros.pipeline.floor_mapping.floor_view", watched)
     frames = walked()[1][:8]
     pipeline = pipeline_of(frames)
     push(pipeline, frames)
@@ -97,6 +105,8 @@ def test_what_may_be_floor_by_its_deviation_does_not_mark():
         floors.measure(Measured(keyframe, dense, stays=True), pipeline.scene_map._T_ros_map)
         marks.append(len(floors.occupancy.view(view.submap, view.key).marks))
     assert marks[1] < 0.7 * marks[0]
+    assert doubts[-2] == 0
+    assert doubts[-1] > 50
 
 
 def test_a_camera_on_the_floor_by_its_mount_carves_nothing():
