@@ -80,7 +80,7 @@ def test_without_up_or_metres_there_is_no_grid(values, level):
 
 
 def test_what_may_be_floor_by_its_deviation_does_not_mark(monkeypatch):
-    """Where nothing was measured, bare floor may be a fifth too near. It ends rays all the same."""
+    """Unmeasured bare floor may be a fifth too near. It ends rays all the same."""
     doubts = []
 
     def watched(*given):
