@@ -19,8 +19,8 @@ from da3_ros.types import Array, ImuStretch, View
 
 # Factors on the IMU's own white noise and on the walk of its bias: what else disturbs a chip.
 MORE_WHITE, MORE_WALK = 1.875, 4.55
-# Standard deviations: of scale factor and mount, per angle, at least; of the mount, rad, and of the
-# bias, rad/s, that nothing is known of; of a rotation by tracks, by a network alone, and of a
+# Standard deviations: of scale factor and mount, per angle, at least; of the mount, rad, and of
+# the bias, rad/s, that nothing is known of; of a rotation by tracks, by a network alone, and of a
 # camera at rest, rad.
 SCALE_FACTOR, FIRST_MOUNT, FIRST_BIAS = 0.01, 0.05, 0.02
 BY_TRACKS, BY_NETWORK, AT_REST = 0.003, 0.015, 0.001
