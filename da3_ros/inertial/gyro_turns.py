@@ -79,8 +79,8 @@ class _MountError:
     def __init__(self) -> None:
         self._information, self._weighed = np.zeros((3, 3)), np.zeros(3)
 
-    def add(self, turn: Array, difference: Array, variance: float) -> None:
-        """Adds a rotation vector [3] between two views, and what that of the gyro differs by [3]
+    def learn(self, turn: Array, difference: Array, variance: float) -> None:
+        """Takes a rotation vector [3] between two views, and what that of the gyro differs by [3]
         with its variance, rad."""
         # Times a small rotation of the mount: how the turn changes.
         across = -cross_matrix(turn)
@@ -180,7 +180,7 @@ class _Gyro:
             self.angle += largest
         noise = 2 * (sigma / seconds) ** 2 + b.white**2 / seconds
         variance = seconds**2 * (noise + self.variance)
-        self._mount.add(Rotation.from_matrix(R_seen).as_rotvec(), difference, variance)
+        self._mount.learn(Rotation.from_matrix(R_seen).as_rotvec(), difference, variance)
         gain = self.variance / (self.variance + noise)
         bias = self.bias - gain * difference / seconds
         self.bias = bias * min(1.0, MAX_BIAS / max(float(np.linalg.norm(bias)), 1e-12))

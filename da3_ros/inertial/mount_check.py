@@ -120,10 +120,8 @@ class MountCheck:
         match, newest = _match(pairs), _match(pairs[-NEWEST:])
         faults = [_fault(one) for one in (newest, match) if one is not None]
         self.fault = next(filter(None, (self._sample_fault(), *faults)), "")
-        if match is None:
-            return
-        sure = match.offset.sigma < MOST_OFFSET_SIGMA_S and match.explained > EXPLAINED
-        if sure:
+        # Rotations that fit no mount, as before and after a slip, look late.
+        if match is not None and not self.fault and match.offset.sigma < MOST_OFFSET_SIGMA_S:
             self.time_offset_s = match.offset
 
     def _sample_fault(self) -> str:

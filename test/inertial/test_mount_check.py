@@ -91,19 +91,21 @@ def test_a_mount_that_is_turned_is_named_within_seconds(turned):
 
 
 @pytest.mark.parametrize("slips", [60, 200])
-def test_a_mount_that_slips_is_named_by_its_angle_within_seconds(slips):
-    """While the rotations before it are still compared."""
+@pytest.mark.parametrize(("axis", "turned"), [("y", 20), ("z", 90)])
+def test_a_mount_that_slips_is_named_by_its_angle_within_seconds(slips, axis, turned):
+    """While the rotations before it are still compared, which with it look like late stamps."""
     stated = BODY.copy()
-    stated[:3, :3] = BODY[:3, :3] @ Rotation.from_euler("y", 20, degrees=True).as_matrix()
+    stated[:3, :3] = BODY[:3, :3] @ Rotation.from_euler(axis, turned, degrees=True).as_matrix()
     good, bad = (
         InertialWalk("carried", 1, 26, rotation_deg=0.1, stated=mount) for mount in (BODY, stated)
     )
     good.stretches[slips:] = bad.stretches[slips:]
-    faults = []
-    checked(good, each=lambda check: faults.append(check.fault))
+    faults, late = [], []
+    checked(good, each=lambda check: (faults.append(check.fault), late.append(check.late)))
     assert not any(faults[:slips])
     found = faults[slips + 55].split("turned by ")[1]
-    assert float(found.split(" degrees")[0]) == pytest.approx(20, abs=4)
+    assert float(found.split(" degrees")[0]) == pytest.approx(turned, rel=0.2)
+    assert not any(late)
 
 
 def test_body_axes_that_are_taken_for_optical_ones_are_named():
