@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.spatial.transform import Rotation
 
+from da3_ros.inertial.mount_check import MountCheck
 from da3_ros.inertial.preintegration import cross_matrix
 from da3_ros.types import Array, ImuStretch, View
 
@@ -210,17 +211,16 @@ def _at_rest(chain: int, bias_sigma: float) -> GyroPose:
 
 
 class GyroTurns:
-    """The rotations of one scene's cameras by the gyro. Not thread-safe."""
+    """The rotations of one scene's cameras by the gyro. Not thread-safe.
+
+    ``mount``: what else is known to be wrong with the IMU. A mount that is wrong by little hardly
+    changes the rotations, so that they agree with the camera's.
+    """
 
     def __init__(self) -> None:
+        self.mount = MountCheck()
         self._gyros: dict[str, _Gyro] = {}
         self._poses: dict[int, tuple[str, GyroPose]] = {}  # camera and pose, by view
-        self._is_faulty = False
-
-    def note_fault(self, fault: str) -> None:
-        """Takes over what else is known to be wrong with the IMU ("": nothing). A mount that is
-        wrong by little hardly changes the rotations, so that they agree with the camera's."""
-        self._is_faulty = bool(fault)
 
     def add(self, view: View) -> None:
         """Takes the next view of a camera, also one that shows nothing."""
@@ -239,7 +239,7 @@ class GyroTurns:
         """Returns the orientation at a view by a gyro that agrees with its camera, and has no
         known fault; None: there is none."""
         camera, pose = self._poses.get(id, ("", None))
-        return pose if self.state(camera) == "agrees" and not self._is_faulty else None
+        return pose if self.state(camera) == "agrees" and not self.mount.fault else None
 
     def turn(self, first: int, second: int) -> tuple[Array, float] | None:
         """Returns the rotation [3, 3] of view ``second`` in the axes of an earlier one of its

@@ -67,6 +67,10 @@ class MountCheck:
     """
 
     def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Forgets all, as of another camera: its mount is another one."""
         self.fault = ""
         self.time_offset_s: TimeOffset | None = None
         self.restart()
