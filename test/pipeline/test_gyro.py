@@ -17,7 +17,7 @@ from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.imu import imu_samples
 from da3_ros.synthetic.truth import Noise, TruthSession
-from da3_ros.types import Frame, ImuNoise
+from da3_ros.types import Frame, ImuNoise, View
 
 SIZE = (168, 126)
 BEFORE, DARK = 24, 8  # frames before the dark, and in it
@@ -149,6 +149,16 @@ def test_a_camera_that_is_carried_in_the_dark_is_not_bridged():
     pipeline, *_ = run(carried_m=0.7)
     assert pipeline.counters["gaps_bridged"] == 0
     assert len(pipeline.map.components) == 2
+
+
+def test_a_gap_near_a_wall_is_not_bridged():
+    """By its speed before, the camera may have moved by more than a quarter of the depth."""
+    pipeline, results, frames = run(count=BEFORE + DARK // 2)
+    steps, dark = pipeline._steps, results[-1]
+    view = View(dark.id, dark.stamp_ns, frames[-1].image)
+    assert steps.blind.bridge(view) is not None
+    steps.blind.sight._camera("").depth /= 10
+    assert steps.blind.bridge(view) is None
 
 
 @pytest.mark.long
