@@ -14,13 +14,16 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.spatial.transform import Rotation
 
+from da3_ros.geometry.poses import cross_matrices
+from da3_ros.inertial.mount_check import MountCheck
 from da3_ros.types import Array, ImuStretch, View
 
 # Factors on the IMU's own white noise and on the walk of its bias: what else disturbs a chip.
 MORE_WHITE, MORE_WALK = 1.875, 4.55
-# Standard deviations: of the scale factor and of the mount, per angle; of the bias that nothing is
-# known of, rad/s; of a rotation by tracks, by a network alone, and of a camera at rest, rad.
-SCALE_FACTOR, FIRST_BIAS = 0.01, 0.02
+# Standard deviations: of scale factor and mount, per angle, at least; of the mount, rad, and of
+# the bias, rad/s, that nothing is known of; of a rotation by tracks, by a network alone, and of a
+# camera at rest, rad.
+SCALE_FACTOR, FIRST_MOUNT, FIRST_BIAS = 0.01, 0.05, 0.02
 BY_TRACKS, BY_NETWORK, AT_REST = 0.003, 0.015, 0.001
 MEMORY = 0.97  # share of what is known of the agreement that stays at the next pair of views
 # Time between two views that are compared: a shorter one hardly shows a rotation, s.
@@ -42,6 +45,7 @@ class GyroPose:
     angle: float  # sum of all rotations, rad
     bias_sigma: float  # of the gyro's bias, rad/s
     white: float  # standard deviation of the gyro's white noise, rad / sqrt(s)
+    misfit: float  # the same of what is proportional to the rotation, per angle
     # Integrals of the specific force in that frame, and its mean over the second before.
     velocity: Array  # [3] m/s
     position: Array  # [3] m
@@ -54,7 +58,7 @@ def turn_between(a: GyroPose | None, b: GyroPose | None) -> tuple[Array, float] 
     if a is None or b is None or a.chain != b.chain or b.time_s < a.time_s:
         return None
     seconds, angle = b.time_s - a.time_s, b.angle - a.angle
-    sigma = math.hypot(b.white * math.sqrt(seconds), b.bias_sigma * seconds, SCALE_FACTOR * angle)
+    sigma = math.hypot(b.white * math.sqrt(seconds), b.bias_sigma * seconds, b.misfit * angle)
     return np.asarray(a.R.T @ b.R), sigma
 
 
@@ -64,6 +68,32 @@ def carried_m(a: GyroPose, b: GyroPose) -> float:
     T = b.time_s - a.time_s
     moved = b.position - a.position - T * a.velocity - T**2 / 2 * a.force
     return float(np.linalg.norm(moved))
+
+
+class _MountError:
+    """By how much the mount is wrong, by what the differences of all rotations have in common.
+
+    It turns all views of a bundle alike, so that many rotations are not better than one: its size
+    is the deviation of each, however well it is known.
+    """
+
+    def __init__(self) -> None:
+        self._information, self._weighed = np.zeros((3, 3)), np.zeros(3)
+
+    def learn(self, turn: Array, difference: Array, variance: float) -> None:
+        """Takes a rotation vector [3] between two views, and what that of the gyro differs by [3]
+        with its variance, rad."""
+        # Times a small rotation of the mount: how the turn changes.
+        across = -cross_matrices(turn)
+        self._information = MEMORY * self._information + across.T @ across / variance
+        self._weighed = MEMORY * self._weighed + across.T @ difference / variance
+
+    @property
+    def misfit(self) -> float:
+        """Standard deviation of a rotation by the gyro, per angle."""
+        first = np.eye(3) / FIRST_MOUNT**2
+        rotation = np.linalg.solve(self._information + first, self._weighed)
+        return max(SCALE_FACTOR, float(np.linalg.norm(rotation)))
 
 
 class _Gyro:
@@ -77,6 +107,7 @@ class _Gyro:
         self.variance = FIRST_BIAS**2
         self.turned = self.missed = 0.0  # sums of squares, rad^2: of rotations, of differences
         self.angle = 0.0  # sum of the rotations that were compared, rad
+        self._mount = _MountError()
         self.seen: tuple[GyroPose, Array] | None = None  # the last view that was compared, and R
 
     def add(self, stamp_ns: int, stretch: ImuStretch | None) -> GyroPose:
@@ -111,7 +142,7 @@ class _Gyro:
         force = (velocity - first.velocity) / (time_s - first.time_s)
         return GyroPose(
             last.chain, time_s, last.R @ R, last.angle + angle, sigma,
-            MORE_WHITE * stretch.noise.gyro, velocity, position, force,
+            MORE_WHITE * stretch.noise.gyro, self._mount.misfit, velocity, position, force,
         )  # fmt: skip
 
     def _rotation(self, stretch: ImuStretch) -> tuple[Array, float]:
@@ -149,6 +180,8 @@ class _Gyro:
             self.missed = MEMORY * self.missed + missed**2
             self.angle += largest
         noise = 2 * (sigma / seconds) ** 2 + b.white**2 / seconds
+        variance = seconds**2 * (noise + self.variance)
+        self._mount.learn(Rotation.from_matrix(R_seen).as_rotvec(), difference, variance)
         gain = self.variance / (self.variance + noise)
         bias = self.bias - gain * difference / seconds
         self.bias = bias * min(1.0, MAX_BIAS / max(float(np.linalg.norm(bias)), 1e-12))
@@ -172,21 +205,22 @@ class _Gyro:
 def _at_rest(chain: int, bias_sigma: float) -> GyroPose:
     """Returns the first orientation of a chain."""
     nothing = np.zeros(3)
-    return GyroPose(chain, 0.0, np.eye(3), 0.0, bias_sigma, 0.0, nothing, nothing, nothing)
+    return GyroPose(
+        chain, 0.0, np.eye(3), 0.0, bias_sigma, 0.0, SCALE_FACTOR, nothing, nothing, nothing
+    )
 
 
 class GyroTurns:
-    """The rotations of one scene's cameras by the gyro. Not thread-safe."""
+    """The rotations of one scene's cameras by the gyro. Not thread-safe.
+
+    ``mount``: what else is known to be wrong with the IMU. A mount that is wrong by little hardly
+    changes the rotations, so that they agree with the camera's.
+    """
 
     def __init__(self) -> None:
+        self.mount = MountCheck()
         self._gyros: dict[str, _Gyro] = {}
         self._poses: dict[int, tuple[str, GyroPose]] = {}  # camera and pose, by view
-        self._is_faulty = False
-
-    def note_fault(self, fault: str) -> None:
-        """Takes over what else is known to be wrong with the IMU ("": nothing). A mount that is
-        wrong by little hardly changes the rotations, so that they agree with the camera's."""
-        self._is_faulty = bool(fault)
 
     def add(self, view: View) -> None:
         """Takes the next view of a camera, also one that shows nothing."""
@@ -205,7 +239,7 @@ class GyroTurns:
         """Returns the orientation at a view by a gyro that agrees with its camera, and has no
         known fault; None: there is none."""
         camera, pose = self._poses.get(id, ("", None))
-        return pose if self.state(camera) == "agrees" and not self._is_faulty else None
+        return pose if self.state(camera) == "agrees" and not self.mount.fault else None
 
     def turn(self, first: int, second: int) -> tuple[Array, float] | None:
         """Returns the rotation [3, 3] of view ``second`` in the axes of an earlier one of its

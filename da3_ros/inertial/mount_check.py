@@ -14,7 +14,9 @@ from da3_ros.inertial.noise import GRAVITY
 from da3_ros.inertial.samples import is_saturated
 from da3_ros.types import Array, ImuStretch
 
-PAIRS = 150  # newest rotations between frames that are compared
+# Newest rotations between frames that are compared, and those of them that are also compared
+# alone: a mount may slip, and rotations before and after it have none in common.
+PAIRS, NEWEST = 150, 30
 LEAST_PAIRS = 20
 SOLVED_EVERY = 10  # rotations
 SHIFTS_S = np.arange(-0.2, 0.2001, 0.01)  # time offsets that are tried
@@ -24,11 +26,12 @@ WRONG_ANGLE = math.radians(5)
 PERIOD_S = 0.1  # least time of a rotation that is compared: poses have errors
 PLANAR = 0.1  # share of the rotation about a second axis, below which it shows but one axis
 SURE = 25.0  # in residuals' variances
+# Rate that a network may bend the way by, rad/s: it does not average out, and looks like a little
+# of a wrong mount, or of a time offset, for as long as the camera turns alike.
+BENDS = 0.002
 MOST_SATURATED = 0.05  # share of the stretches
 MOST_OFFSET_SIGMA_S = 0.01
-# Time offset that is named, and its standard deviations: the scale suffers from 50 ms.
-LATE_S, SURE_LATE = 0.04, 5.0
-LATE_SOLVES = 6  # in a row that find it, on the same side: rotations of a network may err steadily
+LATE_S = 0.04  # time offset that is named: the scale suffers from 50 ms
 DEGREES = math.degrees(1)
 # Axes of a body (x ahead, y left, z up) in optical axes.
 R_OPTICAL_BODY = np.array([[0.0, -1.0, 0.0], [0.0, 0.0, -1.0], [1.0, 0.0, 0.0]])
@@ -51,21 +54,25 @@ class _Match:
     stated: float  # the same with the stated mount
     likeness: float  # correlation of both, whatever the IMU's unit
     gain: float  # rates of the camera over those of the IMU
-    count: int
+    noise: float  # of both: by as much as one of the mount's three angles explains by chance
+    varies: bool  # whether the camera's rate does, so that no bias of the gyro looks like it
     offset: TimeOffset
 
 
 class MountCheck:
-    """Compares rotation rates of the newest frames; 8 ms of one core every tenth frame.
+    """Compares rotation rates of the newest frames; 10 ms of one core every tenth frame.
 
     ``fault``: what is wrong, in one line with the remedy, or an empty text. ``time_offset_s``:
     None until the motion shows it to 10 ms.
     """
 
     def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Forgets all, as of another camera: its mount is another one."""
         self.fault = ""
         self.time_offset_s: TimeOffset | None = None
-        self._late = 0  # solutions in a row with late stamps; negative: early
         self.restart()
 
     def restart(self) -> None:
@@ -104,7 +111,7 @@ class MountCheck:
     def late(self) -> str:
         """By how much the stamps are wrong, in one line with the remedy, or an empty text."""
         found = self.time_offset_s
-        if found is None or abs(self._late) < LATE_SOLVES:
+        if found is None or abs(found.seconds) < LATE_S:
             return ""
         side = "later" if found.seconds > 0 else "earlier"
         return (
@@ -113,20 +120,13 @@ class MountCheck:
         )
 
     def _solve(self) -> None:
-        self.fault = self._sample_fault()
-        match = self._match()
-        if match is None:
-            return
-        self.fault = self.fault or _fault(match)
-        sure = match.offset.sigma < MOST_OFFSET_SIGMA_S and match.explained > EXPLAINED
-        if sure:
+        pairs = list(self._pairs)
+        match, newest = _match(pairs), _match(pairs[-NEWEST:])
+        faults = [_fault(one) for one in (newest, match) if one is not None]
+        self.fault = next(filter(None, (self._sample_fault(), *faults)), "")
+        # Rotations that fit no mount, as before and after a slip, look late.
+        if match is not None and not self.fault and match.offset.sigma < MOST_OFFSET_SIGMA_S:
             self.time_offset_s = match.offset
-            self._note_late(match.offset)
-
-    def _note_late(self, found: TimeOffset) -> None:
-        side = math.copysign(1, found.seconds)
-        late = abs(found.seconds) >= max(LATE_S, SURE_LATE * found.sigma)
-        self._late = int(max(self._late * side, 0) * side + side) if late else 0
 
     def _sample_fault(self) -> str:
         """Returns what is wrong with ranges and units of the samples, or an empty text."""
@@ -148,63 +148,63 @@ class MountCheck:
             )
         return ""
 
-    def _match(self) -> _Match | None:
-        """Compares the rates at all time offsets; None if the camera hardly turns."""
-        seen = np.array([rate for _, rate in self._pairs])
-        if math.sqrt(float((seen**2).sum(axis=1).mean())) < LEAST_TURN:
-            return None
-        measured, inside = self._shifted_rates()
-        seen = seen[inside]
-        count = len(seen)
-        if count < LEAST_PAIRS:
-            return None
-        seen = seen - seen.mean(axis=0)
-        measured = measured - measured.mean(axis=1, keepdims=True)  # without the gyro's bias
-        products = np.einsum("ni,snj->sij", seen, measured)
-        U, S, V = np.linalg.svd(products)
-        sign = np.sign(np.linalg.det(U @ V))
-        common = S[:, 0] + S[:, 1] + sign * S[:, 2]
-        total, own = float((seen**2).sum()), (measured**2).sum(axis=(1, 2))
-        rest = total + own - 2 * common
-        best = int(np.argmin(rest))
-        R = U[best] @ np.diag([1.0, 1.0, sign[best]]) @ V[best]
-        if S[best, 1] < PLANAR * S[best, 0]:  # about the one axis nobody knows
-            R = turn_between(V[best][0], U[best][:, 0])
-        stated = float(total + own[best] - 2 * np.trace(products[best]))
-        return _Match(
-            R, 1 - float(rest[best]) / total, 1 - stated / total,
-            float(common[best]) / math.sqrt(total * max(own[best], 1e-12)),
-            float(common[best]) / max(own[best], 1e-12), count, _offset(rest, best, 3 * count - 6),
-        )  # fmt: skip
 
-    def _shifted_rates(self) -> tuple[Array, Array]:
-        """Returns mean rates [S, N, 3] of the gyro in the frames' times, shifted by all offsets,
-        and which [M] of the pairs have samples for all."""
-        stretches = [s for s, _ in self._pairs]
-        begin = int(stretches[0].stamps_ns[0])
-        stamps, angle, offset = [], [], np.zeros(3)
-        for s in stretches:
-            times = (s.stamps_ns - begin) / 1e9
-            steps = np.diff(times)[:, None] * (s.gyro[:-1] + s.gyro[1:]) / 2
-            sums = offset + np.concatenate((np.zeros((1, 3)), np.cumsum(steps, axis=0)))
-            stamps.append(times)
-            angle.append(sums)
-            offset = sums[-1]
-        t, sums = np.concatenate(stamps), np.concatenate(angle)
-        ends = np.array([(s.stamps_ns[0] - begin, s.stamps_ns[-1] - begin) for s in stretches])
-        ends = ends / 1e9
-        # Nothing is known of the time beyond a gap.
-        gaps = np.flatnonzero(ends[1:, 0] > ends[:-1, 1])
-        run = np.searchsorted(gaps, np.arange(len(ends)))
-        runs = np.concatenate(([0], gaps + 1)), np.concatenate((gaps, [len(ends) - 1]))
-        first, last = ends[runs[0][run], 0], ends[runs[1][run], 1]
-        inside = (ends[:, 0] + SHIFTS_S[0] >= first) & (ends[:, 1] + SHIFTS_S[-1] <= last)
-        ends = ends[inside]
-        at = ends[None] + SHIFTS_S[:, None, None]
-        turned = np.stack([np.interp(at, t, axis) for axis in sums.T], axis=-1)
-        return (turned[:, :, 1] - turned[:, :, 0]) / (ends[:, 1] - ends[:, 0])[
-            None, :, None
-        ], inside
+def _match(pairs: list[tuple[ImuStretch, Array]]) -> _Match | None:
+    """Compares the rates of pairs at all time offsets; None if the camera hardly turns."""
+    measured, inside = _shifted_rates([stretch for stretch, _ in pairs])
+    seen = np.array([rate for _, rate in pairs])[inside]
+    count = len(seen)
+    if count < LEAST_PAIRS:
+        return None
+    if _rms(seen) < LEAST_TURN:
+        return None
+    seen = seen - seen.mean(axis=0)
+    measured = measured - measured.mean(axis=1, keepdims=True)  # without the gyro's bias
+    products = np.einsum("ni,snj->sij", seen, measured)
+    U, S, V = np.linalg.svd(products)
+    sign = np.sign(np.linalg.det(U @ V))
+    common = S[:, 0] + S[:, 1] + sign * S[:, 2]
+    total, own = float((seen**2).sum()), (measured**2).sum(axis=(1, 2))
+    rest = total + own - 2 * common
+    best = int(np.argmin(rest))
+    R = U[best] @ np.diag([1.0, 1.0, sign[best]]) @ V[best]
+    if S[best, 1] < PLANAR * S[best, 0]:  # about the one axis nobody knows
+        R = turn_between(V[best][0], U[best][:, 0])
+    stated = float(total + own[best] - 2 * np.trace(products[best]))
+    noise = float(rest[best]) / (3 * count - 6) + count * BENDS**2 / 3
+    return _Match(
+        R, 1 - float(rest[best]) / total, 1 - stated / total,
+        float(common[best]) / math.sqrt(total * max(own[best], 1e-12)),
+        float(common[best]) / max(own[best], 1e-12), noise / total, _rms(seen) > LEAST_TURN,
+        _offset(rest, best, noise),
+    )  # fmt: skip
+
+
+def _shifted_rates(stretches: list[ImuStretch]) -> tuple[Array, Array]:
+    """Returns mean rates [S, N, 3] of the gyro in the times of frames, shifted by all offsets, and
+    which [M] of the frames have samples for all."""
+    begin = int(stretches[0].stamps_ns[0])
+    stamps, angle, offset = [], [], np.zeros(3)
+    for s in stretches:
+        times = (s.stamps_ns - begin) / 1e9
+        steps = np.diff(times)[:, None] * (s.gyro[:-1] + s.gyro[1:]) / 2
+        sums = offset + np.concatenate((np.zeros((1, 3)), np.cumsum(steps, axis=0)))
+        stamps.append(times)
+        angle.append(sums)
+        offset = sums[-1]
+    t, sums = np.concatenate(stamps), np.concatenate(angle)
+    ends = np.array([(s.stamps_ns[0] - begin, s.stamps_ns[-1] - begin) for s in stretches])
+    ends = ends / 1e9
+    # Nothing is known of the time beyond a gap.
+    gaps = np.flatnonzero(ends[1:, 0] > ends[:-1, 1])
+    run = np.searchsorted(gaps, np.arange(len(ends)))
+    runs = np.concatenate(([0], gaps + 1)), np.concatenate((gaps, [len(ends) - 1]))
+    first, last = ends[runs[0][run], 0], ends[runs[1][run], 1]
+    inside = (ends[:, 0] + SHIFTS_S[0] >= first) & (ends[:, 1] + SHIFTS_S[-1] <= last)
+    ends = ends[inside]
+    at = ends[None] + SHIFTS_S[:, None, None]
+    turned = np.stack([np.interp(at, t, axis) for axis in sums.T], axis=-1)
+    return (turned[:, :, 1] - turned[:, :, 0]) / (ends[:, 1] - ends[:, 0])[None, :, None], inside
 
 
 def _joined(stretches: list[ImuStretch]) -> ImuStretch:
@@ -222,15 +222,22 @@ def _joined(stretches: list[ImuStretch]) -> ImuStretch:
     )
 
 
-def _offset(rest: Array, best: int, freedom: int) -> TimeOffset:
-    """Returns the time offset of the least residual [S], by a parabola; unknown at an end."""
+def _rms(rates: Array) -> float:
+    """Returns the root mean square of rates [N, 3]."""
+    return math.sqrt(float((rates**2).sum(axis=1).mean()))
+
+
+def _offset(rest: Array, best: int, noise: float) -> TimeOffset:
+    """Returns the time offset of the least residual [S], by a parabola; unknown at an end.
+
+    noise: variance of a residual.
+    """
     if best in (0, len(rest) - 1):
         return TimeOffset(math.nan, math.inf)
     a, b, c = rest[best - 1], rest[best], rest[best + 1]
     bend = max(float(a - 2 * b + c), 1e-12)
     step = float(SHIFTS_S[1] - SHIFTS_S[0])
-    least = float(b) - float(a - c) ** 2 / (8 * bend)
-    sigma = step * math.sqrt(2 * max(least, 1e-9) / (max(freedom, 1) * bend))
+    sigma = step * math.sqrt(2 * noise / bend)
     return TimeOffset(float(SHIFTS_S[best]) + step * float(a - c) / (2 * bend), sigma)
 
 
@@ -238,14 +245,16 @@ def _fault(match: _Match) -> str:
     """Returns what a match says of mount and units, or an empty text."""
     if match.likeness > EXPLAINED and match.gain < 2 / DEGREES:
         return "the IMU's rates are in degrees per second: sensor_msgs/Imu has rad/s"
+    if match.explained < EXPLAINED and not match.varies:
+        return ""
     if match.explained < EXPLAINED:
         return (
             "the gyro measures other rotations than the camera sees: check that the IMU is fixed "
             "to the camera, and its stamps"
         )
     wrong = Rotation.from_matrix(match.R)
-    noise = (1 - match.explained) / (3 * match.count)
-    if wrong.magnitude() < WRONG_ANGLE or match.explained - match.stated < SURE * noise:
+    unsure = match.explained - match.stated < SURE * match.noise
+    if wrong.magnitude() < WRONG_ANGLE or unsure:
         return ""
     if (wrong.inv() * Rotation.from_matrix(R_OPTICAL_BODY)).magnitude() < WRONG_ANGLE:
         return (

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -31,6 +30,7 @@ from da3_ros.mapping.graph_solution import Correction, Problem
 from da3_ros.mapping.scene import REFERENCE
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.mapping.trajectory import Poses, Trajectory
+from da3_ros.pipeline.log_lines import kind_of
 from da3_ros.types import Array, GlobalPose, View
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,6 @@ MOVE_SIGMAS = 0.3  # nor for less of its standard deviation
 # Deviations that a place has more while no two anchors agree on it: one alone may be wrong.
 ALONE_M, ALONE_RAD = 2.0, 0.2
 REPORTED = 10  # wrong anchors that are logged
-NUMBERS = re.compile(r"\d+(\.\d+)?")
 
 
 class Anchoring:
@@ -123,7 +122,7 @@ class Anchoring:
 
     def tell(self, text: str) -> None:
         """Logs a line, once until there is another one, whatever its numbers."""
-        kind = NUMBERS.sub("", text)
+        kind = kind_of(text)
         if kind != self._told:
             log.warning("global_pose: %s", text)
         self._told = kind

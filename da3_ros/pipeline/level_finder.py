@@ -27,18 +27,20 @@ MOST_SIGMA = np.radians(2.0)  # of what is up, from which on it is not known wel
 class LevelFinder:
     """Follows gravity and the floor of one scene, from frame to frame."""
 
-    def __init__(self, config: PipelineConfig) -> None:
+    def __init__(self, config: PipelineConfig, mount: MountCheck) -> None:
+        """mount: of the IMU, which begins anew, and gets all rotations."""
         self.source = config.level.source
         self.floor = Floor()
         self._gravity = GravityFilter() if uses_imu(config) else None
-        self.mount = MountCheck()  # of the IMU, by all rotations
+        self._mount = mount
+        mount.begin()
         self._camera = FollowedCamera()  # whose IMU data are
         self._chain = -1
         self.up: Up | None = None  # by gravity, in the axes of the newest frame's camera
 
     @property
     def camera(self) -> str:
-        """The camera whose rotations ``mount`` compares; empty: it has no name, or is unknown."""
+        """The camera whose rotations the mount gets; empty: it has no name, or is unknown."""
         return self._camera.name or ""
 
     def follow(
@@ -76,12 +78,13 @@ class LevelFinder:
         if not self._camera.admits(frame.camera, frame.stamp_ns):
             return None
         if before is not None and frame.camera != before:  # biases are in the camera's axes
-            self._gravity, self.mount = GravityFilter(), MountCheck()
+            self._gravity = GravityFilter()
+            self._mount.begin()
         if frame.window.chain != self._chain:
             self._chain = frame.window.chain
             self._gravity.restart()
-            self.mount.restart()
-        self.mount.add(frame.stamp_ns, stretch, T[:3, :3])
+            self._mount.restart()
+        self._mount.add(frame.stamp_ns, stretch, T[:3, :3])
         if trust == "no":
             self._gravity.restart()
             return None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from da3_ros.mapping.scene import REFERENCE
 from da3_ros.mapping.slam_poses import PoseTable, chords, interpolated, jump_size, spread_jump
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.mapping.trajectory import Poses
+from da3_ros.pipeline.log_lines import kind_of
 from da3_ros.types import Array, SlamPath, SlamPose, View
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,6 @@ ANEW = (
 # chords of a metre, the noise of a robot that stands adds nothing.
 CHORD_M, MAX_RATIO = 1.0, 1.3
 MOST_COMPARED = 2000  # poses of a path, evenly spaced
-NUMBERS = re.compile(r"\d+(\.\d+)?")
 STRETCHES = 64  # jumps that are remembered as spots where the path was right
 
 
@@ -198,7 +197,7 @@ class MapFollowing:
 
     def _tell(self, text: str) -> None:
         """Logs a line, once until there is another one, whatever its numbers."""
-        kind = NUMBERS.sub("", text)
+        kind = kind_of(text)
         if kind != self._told:
             log.warning("pose_prior.corrections: %s", text)
         self._told = kind

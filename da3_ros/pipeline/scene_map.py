@@ -23,6 +23,7 @@ from da3_ros.derived.measuring import Pose as MeasuredPose
 from da3_ros.derived.plane_sweep import SweepView, grey_of
 from da3_ros.geometry.poses import T_ROS_MAP, invert_pose
 from da3_ros.geometry.similarity import Similarity
+from da3_ros.inertial.mount_check import MountCheck
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.keyframe_store.keyframe import MeasuredKeyframe
 from da3_ros.keyframe_store.recorder import Flush, KeyframeRecorder
@@ -78,10 +79,11 @@ class SceneMap(MapListener):
     _up_sigma: float  # of gravity, with which the map was levelled, rad; inf: it was not
 
     def __init__(
-        self, config: PipelineConfig, counters: Counter[str], device: str = "cpu"
+        self, config: PipelineConfig, counters: Counter[str], device: str = "cpu",
+        mount: MountCheck | None = None,
     ) -> None:  # fmt: skip
-        """device: of the network, which measures depth too."""
-        self.config = config
+        """device: of the network, which measures depth too. mount: of the IMU; None: a new one."""
+        self.config, self._mount = config, mount or MountCheck()
         self.table = MapTable()
         self.scale = MapScale(config.scale, self.table)
         self.submaps = SubmapStore(config.map, table=self.table)
@@ -206,7 +208,7 @@ class SceneMap(MapListener):
         self.T_ros_map = T_ROS_MAP
         self.map_placed = self._is_given = self._has_axes = self.is_level = self.turned = False
         self._up_sigma = np.inf
-        self.level_finder = LevelFinder(self.config)
+        self.level_finder = LevelFinder(self.config, self._mount)
 
     def to_origin(self) -> None:
         """Places the next chain at the map's origin, not at the end of the last one; any stamp may

@@ -35,9 +35,10 @@ STANDS_NS = 10**9  # how long a camera must have stood before its pose is held
 # Motion by the robot's odometry up to which it stands, and from which on it moves: m, rad.
 STILL_M, STILL_RAD = 0.002, 0.002
 MOVES_M, MOVES_RAD = 0.02, 0.02
-# Spread of an IMU's values about their mean up to which it stands, rad/s and m/s^2, and a mean
-# rate that is no bias.
-STILL_GYRO, STILL_ACCELERATION, MOVES_GYRO = 0.02, 0.2, 0.05
+# Spread of an IMU's values about their mean up to which it stands, rad/s and m/s^2. A mean rate
+# that is no bias, and a change of the mean force that is none; and the deviations of these means.
+STILL_GYRO, STILL_ACCELERATION = 0.02, 0.2
+MOVES_GYRO, MOVES_ACCELERATION, SHAKEN = 0.05, 0.3, 3.0
 EXACT_M, EXACT_RAD = 1e-9, 1e-9  # odometry that has moved by less repeats its pose
 # Standard deviations of what a window measures of a standing camera, from which on it moves, and
 # the least of them: of a rotation (rad), and of a position over the depth.
@@ -57,6 +58,7 @@ class _Stand:
     depth: FloatImage  # [h, w] of that, units of odometry
     # [h, w] on the network's depth of that view, up to its unit: what tracks have corrected.
     factors: FloatImage
+    imu: ImuStretch | None = None  # what the IMU has measured first since then
 
 
 class Standing:
@@ -97,7 +99,9 @@ class Standing:
             self._by_odometry.add(view.id)
             if not _repeats(stand.since, view):
                 self._measured.add(view.id)
-        imu = None if view.imu is None else by_imu(view.imu)
+        if stand.imu is None:
+            stand = self._cameras[view.camera] = replace(stand, imu=view.imu)
+        imu = None if view.imu is None or stand.imu is None else by_imu(stand.imu, view.imu)
         return stands(stand.image.motion_to(view.image), odometry, imu)
 
     def note(
@@ -242,15 +246,34 @@ def _repeats(since: View, view: View) -> bool:
     return distance < EXACT_M and angle < EXACT_RAD
 
 
-def by_imu(stretch: ImuStretch) -> bool | None:
-    """Returns whether an IMU says that it stands; None: it does not tell."""
-    gyro, acceleration = (
-        float(np.sqrt(values.var(axis=0).sum())) for values in (stretch.gyro, stretch.acceleration)
-    )
-    turns = float(np.linalg.norm(stretch.gyro.mean(axis=0))) > MOVES_GYRO
-    if turns or gyro > 3 * STILL_GYRO or acceleration > 3 * STILL_ACCELERATION:
+def by_imu(first: ImuStretch, stretch: ImuStretch) -> bool | None:
+    """Returns whether an IMU says that it stands; None: it does not tell.
+
+    One that shakes does not: an engine may idle. What moves a robot stays in the mean of its
+    values: a turn, or another force than in the first stretch, in which it stood.
+    """
+    (rate, turning), (force, shaking) = _means(stretch)
+    _, (before, shaken) = _means(first)
+    changed = float(np.linalg.norm(force - before))
+    noise = math.hypot(_deviation(shaking, stretch), _deviation(shaken, first))
+    turned = float(np.linalg.norm(rate)) - SHAKEN * _deviation(turning, stretch)
+    if turned > MOVES_GYRO or changed - SHAKEN * noise > MOVES_ACCELERATION:
         return False
-    return True if gyro < STILL_GYRO and acceleration < STILL_ACCELERATION else None
+    return True if turning < STILL_GYRO and shaking < STILL_ACCELERATION else None
+
+
+def _means(stretch: ImuStretch) -> list[tuple[Array, float]]:
+    """Returns the means [3] of gyro (rad/s) and accelerometer (m/s^2), and the spreads about
+    them."""
+    return [
+        (values.mean(axis=0), float(np.sqrt(values.var(axis=0).sum())))
+        for values in (stretch.gyro, stretch.acceleration)
+    ]
+
+
+def _deviation(spread: float, stretch: ImuStretch) -> float:
+    """Returns the standard deviation of a mean, if what shakes is faster than the stretch."""
+    return spread / math.sqrt(len(stretch.stamps_ns))
 
 
 def _moved(T_before: Array, T_after: Array, depth: FloatImage, deviations: Array) -> bool:

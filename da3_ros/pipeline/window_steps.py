@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,6 +38,7 @@ from da3_ros.pipeline.delivery import (
     tracked_frame,
 )
 from da3_ros.pipeline.keyframe_recording import KeyframeData
+from da3_ros.pipeline.log_lines import kind_of
 from da3_ros.pipeline.place_features import PlaceFeatures
 from da3_ros.pipeline.pose_conditioning import turned_by_gyro, unit_by_prior
 from da3_ros.pipeline.scene_map import SceneMap
@@ -68,7 +68,6 @@ from da3_ros.types import (
 
 log = logging.getLogger(__name__)
 
-NUMBERS = re.compile(r"-?\d+(\.\d+)?")
 GYRO_CONTRADICTS = (
     "its rotations are not those of the camera: check the transform from the camera to the IMU "
     "(camera frames: z forward, x right), imu.time_offset_s, and its unit (rad/s)"
@@ -89,12 +88,14 @@ class WindowSteps(MapListener):
         self.config, self.counters = config, counters
         self.builder = WindowBuilder(config, counters)
         self.inference = inference
-        self.scene_map = SceneMap(config, counters, inference.session.status().device)
+        self.gyro = GyroTurns()
+        self.scene_map = SceneMap(
+            config, counters, inference.session.status().device, self.gyro.mount
+        )
         error = inference.session.motion_error or UNMEASURED
         self.odometry = WindowOdometry(config, error, counters, self.scene_map.table)
         self.places = PlaceFeatures()
         self.scene_map.table.listeners.extend((self, self.places))
-        self.gyro = GyroTurns()
         self._imu_faults = set[tuple[str, str]]()  # that were logged: cameras and kinds
         self._imu_is_late = False  # whether that was logged
         self._measured_by_imu: dict[int, ImuStretch] = {}  # of the newest window, by view
@@ -130,7 +131,6 @@ class WindowSteps(MapListener):
         fails.
         """
         self._measured_by_imu.clear()
-        self.gyro.note_fault(self.scene_map.level_finder.mount.fault)
         taken = [self._with_sound_imu(prepared) for prepared in self.builder.take()]
         closed = self.scene_map.close_loop()
         metre = self.scene_map.adjust(self.refinement.metre, self.odometry.chain)
@@ -481,13 +481,13 @@ class WindowSteps(MapListener):
     def _is_sound(self, camera: str) -> bool:
         """Whether the camera's rotations do not contradict the IMU; else says so once for each
         camera and each fault that is known of it, whatever its numbers."""
-        state, fault = self.gyro.state(camera), self.scene_map.level_finder.mount.fault
+        state, fault = self.gyro.state(camera), self.gyro.mount.fault
         if state != "contradicts" and not fault:
             return True
         self.counters["gyro_contradicted"] += 1
         camera = self.scene_map.level_finder.camera if fault else camera
         fault = fault or GYRO_CONTRADICTS
-        kind = camera, NUMBERS.sub("", fault)
+        kind = camera, kind_of(fault)
         if kind not in self._imu_faults:
             self._imu_faults.add(kind)
             log.warning("imu: not used%s: %s", f" by camera {camera}" if camera else "", fault)
@@ -497,7 +497,7 @@ class WindowSteps(MapListener):
         # Also of an IMU that is not used: it may be mended.
         stretch, camera = self._measured_by_imu.get(view.id), view.camera
         out = self.scene_map.levelled(frame, stretch, self._trust(camera), still=still)
-        if (late := self.scene_map.level_finder.mount.late) and not self._imu_is_late:
+        if (late := self.gyro.mount.late) and not self._imu_is_late:
             self._imu_is_late = True
             log.warning("imu: %s", late)
         return out

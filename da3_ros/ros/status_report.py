@@ -183,13 +183,16 @@ def _imu(stream: Stream) -> dict[str, Any]:
     if stream.imu is None:
         return {}
     known = [state for p in stream.pipelines for state in p.gyro.states.items()]
-    mount = stream.pipeline.scene_map.level_finder.mount
+    # In independent mode each camera has a scene, and in it a mount of the IMU.
+    mounts = [(p.scene_map.level_finder.camera, p.gyro.mount) for p in stream.pipelines]
+    late = [one.time_offset_s.seconds for _, one in mounts if one.time_offset_s is not None]
+    faults = [(camera, one.fault) for camera, one in mounts if one.fault]
     states = {f"{camera}: {one}" if camera else one for camera, (one, _) in known}
     return {
         "imu": ", ".join(sorted(states)) or "no data",
         "gyro_bias_deg_s": math.degrees(_longest([math.nan, *(bias for _, (_, bias) in known)])),
-        "imu_late_s": math.nan if mount.time_offset_s is None else mount.time_offset_s.seconds,
-        "imu_fault": mount.fault,
+        "imu_late_s": max(late, key=abs, default=math.nan),
+        "imu_fault": "; ".join(f"{camera}: {one}" if camera else one for camera, one in faults),
         "frames_without_imu": stream.imu.without,
         "gaps_bridged": sum(p.counters["gaps_bridged"] for p in stream.pipelines),
     }

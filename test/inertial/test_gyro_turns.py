@@ -172,6 +172,24 @@ def test_turns_are_as_uncertain_as_the_gyro_is_stated_to_be():
     assert turn_between(a, b)[1] == pytest.approx(0.02)
 
 
+@pytest.mark.parametrize("degrees", [0, 3])
+@pytest.mark.parametrize("seed", [1, 3])
+def test_turns_are_as_uncertain_as_the_mount_is_wrong(degrees, seed):
+    """However little that is: too little to be named, or to be seen in any one rotation."""
+    T, stamps = walk(seconds=8.0, seed=seed)
+    mount = np.eye(4)
+    mount[:3, :3] = Rotation.from_rotvec(
+        np.radians(degrees) * np.array([0.6, 0.0, 0.8])
+    ).as_matrix()
+    turns = followed(T, stamps, mount=mount, noise_deg=0.05)
+    assert turns.state("") == "agrees"
+    misfit = turns.pose(len(T) - 1).misfit
+    if degrees:
+        assert misfit == pytest.approx(math.radians(degrees), rel=0.4)
+    else:
+        assert misfit == pytest.approx(0.01, abs=0.002)
+
+
 def test_cameras_of_a_rig_have_frames_of_their_own():
     """No rotation is known between views of two cameras, whose poses begin in other axes."""
     T, stamps = walk()

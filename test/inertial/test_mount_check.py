@@ -10,11 +10,15 @@ from support.inertial import BODY, InertialWalk, rover
 from da3_ros.inertial.mount_check import MountCheck
 
 
-def checked(walk, change=lambda s: s, frames=None):
+def checked(walk, change=lambda s: s, bend_deg=0.0, each=lambda check: None):
+    """bend_deg: by which each pose is turned more than the one before, about one axis of the
+    room, as by a network that bends the way. each: is called with the check after each frame."""
     check = MountCheck()
-    for i in range(frames or len(walk.at)):
+    for i, R in enumerate(walk.poses[:, :3, :3]):
         stretch = change(walk.stretches[i - 1]) if i else None
-        check.add(int(walk.at[i]), stretch, walk.poses[i, :3, :3])
+        bent = Rotation.from_rotvec(np.radians(bend_deg * i) * walk.R_local_room[:, 0])
+        check.add(int(walk.at[i]), stretch, bent.as_matrix() @ R)
+        each(check)
     return check
 
 
@@ -25,6 +29,31 @@ def test_a_sound_imu_has_no_fault(kind):
         assert check.fault == ""
         if check.time_offset_s is not None:
             assert abs(check.time_offset_s.seconds) < 4 * check.time_offset_s.sigma + 0.001
+
+
+@pytest.mark.parametrize("bend_deg", [0.0, 0.012])
+@pytest.mark.parametrize("rotation_deg", [0.0, 0.05])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_way_that_a_network_bends_is_no_fault_of_the_imu(seed, rotation_deg, bend_deg):
+    """A slow circle: it turns evenly about the vertical, as a bias does, and hardly about another
+    axis, so that little looks like a wrong mount."""
+    walk, said = InertialWalk("loop", seed, 50, rotation_deg=rotation_deg), set()
+    checked(walk, bend_deg=bend_deg, each=lambda check: said.update((check.fault, check.late)))
+    assert said == {""}
+
+
+def test_a_time_offset_that_noise_shows_is_not_stated():
+    """Where rates hardly change, the least residual is where noise has one."""
+    known = []
+
+    def note(check):
+        if (found := check.time_offset_s) is not None:
+            known.append(abs(found.seconds) / found.sigma)
+
+    for seed in range(3):
+        for seconds in (15, 25):
+            checked(InertialWalk("loop", seed, seconds, rotation_deg=0.03), each=note)
+    assert max(known, default=0.0) < 3
 
 
 @pytest.mark.parametrize("turned", [0, 90])
@@ -39,6 +68,16 @@ def test_what_rotations_about_one_axis_cannot_show_is_not_named(turned):
         assert checked(walk).fault == ""
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_mount_that_is_tilted_on_a_rover_is_named_by_its_tilt(seed):
+    """And by nothing about the vertical, which no rotation shows."""
+    stated = BODY.copy()
+    stated[:3, :3] = BODY[:3, :3] @ Rotation.from_euler("y", 20, degrees=True).as_matrix()
+    walk = InertialWalk("still", seed, 12, poses=rover(seed, 12), stated=stated, rotation_deg=0.1)
+    fault = checked(walk).fault
+    assert float(fault.split("turned by ")[1].split(" degrees")[0]) == pytest.approx(20, abs=3)
+
+
 @pytest.mark.parametrize("turned", [(90, 0, 0), (0, -90, 0), (0, 0, 90), (0, 180, 0)])
 def test_a_mount_that_is_turned_is_named_within_seconds(turned):
     stated = BODY.copy()
@@ -49,6 +88,24 @@ def test_a_mount_that_is_turned_is_named_within_seconds(turned):
         found = float(fault.split("turned by ")[1].split(" degrees")[0])
         assert found == pytest.approx(size, abs=8)
         assert "correct the transform" in fault
+
+
+@pytest.mark.parametrize("slips", [60, 200])
+@pytest.mark.parametrize(("axis", "turned"), [("y", 20), ("z", 90)])
+def test_a_mount_that_slips_is_named_by_its_angle_within_seconds(slips, axis, turned):
+    """While the rotations before it are still compared, which with it look like late stamps."""
+    stated = BODY.copy()
+    stated[:3, :3] = BODY[:3, :3] @ Rotation.from_euler(axis, turned, degrees=True).as_matrix()
+    good, bad = (
+        InertialWalk("carried", 1, 26, rotation_deg=0.1, stated=mount) for mount in (BODY, stated)
+    )
+    good.stretches[slips:] = bad.stretches[slips:]
+    faults, late = [], []
+    checked(good, each=lambda check: (faults.append(check.fault), late.append(check.late)))
+    assert not any(faults[:slips])
+    found = faults[slips + 55].split("turned by ")[1]
+    assert float(found.split(" degrees")[0]) == pytest.approx(turned, rel=0.2)
+    assert not any(late)
 
 
 def test_body_axes_that_are_taken_for_optical_ones_are_named():

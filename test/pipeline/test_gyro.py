@@ -12,11 +12,12 @@ from support.cases import long_after
 
 from da3_ros.config import config_from_parameters
 from da3_ros.geometry.poses import invert_pose
+from da3_ros.geometry.similarity import Similarity
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.imu import imu_samples
-from da3_ros.synthetic.truth import TruthSession
-from da3_ros.types import Frame, ImuNoise
+from da3_ros.synthetic.truth import Noise, TruthSession
+from da3_ros.types import Frame, ImuNoise, View
 
 SIZE = (168, 126)
 BEFORE, DARK = 24, 8  # frames before the dark, and in it
@@ -150,6 +151,16 @@ def test_a_camera_that_is_carried_in_the_dark_is_not_bridged():
     assert len(pipeline.map.components) == 2
 
 
+def test_a_gap_near_a_wall_is_not_bridged():
+    """By its speed before, the camera may have moved by more than a quarter of the depth."""
+    pipeline, results, frames = run(count=BEFORE + DARK // 2)
+    steps, dark = pipeline._steps, results[-1]
+    view = View(dark.id, dark.stamp_ns, frames[-1].image)
+    assert steps.blind.bridge(view) is not None
+    steps.blind.sight._camera("").depth /= 10
+    assert steps.blind.bridge(view) is None
+
+
 @pytest.mark.long
 def test_a_gap_longer_than_the_limit_is_not_bridged():
     pipeline, *_ = run(**{"imu.bridge_s": 0.5})
@@ -194,3 +205,32 @@ def test_an_unbiased_start_is_not_needed():
     [(state, bias)] = pipeline.gyro.states.values()
     assert state == "agrees"
     assert bias > 0.003
+
+
+@pytest.mark.long
+def test_a_mount_that_is_wrong_by_little_makes_no_path_worse():
+    """By three degrees: less than what is named."""
+    camera = SyntheticCamera(3, SIZE, walk="loop", frames=80)
+    frames, off = list(camera), {}
+    stamps = np.array([f.stamp_ns for f in frames])
+    samples = imu_samples(camera.T_room_camera, stamps, noise=ImuNoise(), seed=3)
+    mount = np.eye(4)
+    mount[:3, :3] = Rotation.from_rotvec(np.radians(3) * np.array([0.6, 0.0, 0.8])).as_matrix()
+    noise = Noise(
+        independent=0.02, smooth=0.03, per_frame=0.01, rotation_deg=0.1, translation=0.002
+    )
+    for imu in (False, True):
+        config = config_from_parameters({
+            "model": "da3-tiny", "window.size": 6, "process_res": SIZE[0], "imu.enabled": imu,
+            "dense.enabled": False, "loop.enabled": False, "map.remove_movers": False,
+        })  # fmt: skip
+        pipeline, out = Pipeline(config, TruthSession(frames, noise=noise, seed=3)), []
+        for f, stretch in zip(frames, [None, *samples.stretches(stamps, mount)], strict=True):
+            out += pipeline.push(Frame(
+                f.stamp_ns, f.image, calibration=camera.calibration, imu=stretch if imu else None,
+            ))  # fmt: skip
+        at = np.stack([r.T_odom_map @ r.T_map_camera for r in [*out, *pipeline.flush()]])
+        true = np.stack([f.T_room_camera for f in frames])
+        placed = Similarity.aligning(true, at).points(at[:, :3, 3])
+        off[imu] = np.sqrt(((placed - true[:, :3, 3]) ** 2).sum(axis=1).mean())
+    assert off[True] < 1.2 * off[False]

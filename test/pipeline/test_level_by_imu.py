@@ -8,16 +8,20 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 from support.driving import level
+from support.inertial import UNIT, InertialWalk
 from support.pipelines import settings, to_frame
 from support.sessions import METRIC, MetricModel
 
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.inertial.mount_check import MountCheck
+from da3_ros.mapping.frames import LocalFrame
+from da3_ros.pipeline.delivery import NO_WINDOW
+from da3_ros.pipeline.level_finder import LevelFinder
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.imu import imu_samples
 from da3_ros.synthetic.truth import TruthSession
-from da3_ros.types import ImuNoise
+from da3_ros.types import ImuNoise, Scale
 
 SIZE, FRAMES = (140, 112), 40
 WRONG_MOUNT = np.array([[0.0, -1, 0, 0], [0, 0, -1, 0], [1, 0, 0, 0], [0, 0, 0, 1]])
@@ -147,6 +151,28 @@ def test_late_stamps_are_named_once_with_the_remedy(caplog):
     assert "ms later than those of the images: subtract 0.0" in lines[0]
 
 
+def test_what_is_up_is_as_uncertain_as_stated():
+    """When it is known first, over walks whose poses have noise."""
+    over = []
+    for kind in ("carried", "drone", "handheld", "loop"):
+        for seed in range(8):
+            walk = InertialWalk(kind, seed, 4, position_m=0.005, rotation_deg=0.1)
+            finder = LevelFinder(settings(**{"level.source": "imu"}), MountCheck())
+            for i, T in enumerate(walk.poses):
+                frame = LocalFrame(
+                    i, int(walk.at[i]), "camera", "", *np.zeros((3, 1, 1)), np.eye(3), T,
+                    Scale("fixed", 1 / UNIT, 0.01), NO_WINDOW,
+                )  # fmt: skip
+                stretch = walk.stretches[i - 1] if i else None
+                finder.follow(frame, stretch, 1.0, trust="agrees")
+                if finder.up is not None and i >= 20:
+                    away = walk.tilt(T[:3, :3] @ finder.up.direction)
+                    over.append(away / finder.up.sigma / np.sqrt(2))  # of each axis
+                    break
+    assert len(over) > 20
+    assert 0.5 < np.sqrt(np.mean(np.square(over))) < 1.0
+
+
 def test_gravity_is_a_factor_of_submaps():
     pipeline, *_ = run()
     graph = pipeline.loops._graph
@@ -202,7 +228,7 @@ def test_an_imu_with_a_known_fault_is_not_used(caplog, monkeypatch):
     [(state, _)] = pipeline.gyro.states.values()
     assert state == "agrees"
     assert all(pipeline.gyro.pose(r.id) is None for r in out)
-    pipeline.gyro.note_fault("")
+    monkeypatch.setattr(MountCheck, "fault", "")
     assert pipeline.gyro.pose(out[-1].id) is not None
     assert not pipeline.loops._graph.problem(metric=True).ups
 

@@ -35,7 +35,7 @@ def drive(frames=2 * DRIVE):
     return list(SyntheticCamera(3, SIZE, walk="loop", frames=frames, rate_hz=2.0).T_room_camera)
 
 
-def run(camera, frames, priors=None, **values):
+def run(camera, frames, priors=None, stretches=None, **values):
     settings = {
         "process_res": SIZE[0], "model": "da3-tiny", "checkpoint": "random", "window.size": 6,
         "dense.enabled": False, "map.remove_movers": False, "refinement.enabled": False, **values,
@@ -43,8 +43,10 @@ def run(camera, frames, priors=None, **values):
     session = TruthSession(frames, seed=1, noise=NOISE)
     pipeline, out = Pipeline(config_from_parameters(settings), session), []
     sizes = []
-    for f, T in itertools.zip_longest(frames, priors or ()):
-        given = Frame(f.stamp_ns, f.image, calibration=camera.calibration, T_prior_camera=T)
+    for f, T, imu in itertools.zip_longest(frames, priors or (), stretches or ()):
+        given = Frame(
+            f.stamp_ns, f.image, calibration=camera.calibration, T_prior_camera=T, imu=imu
+        )
         out += pipeline.push(given)
         sizes.append((len(pipeline.map), len(pipeline.map.submaps), pipeline.loops.found))
     return pipeline, out, sizes
@@ -341,18 +343,77 @@ def test_odometry_says_whether_the_robot_stands():
     assert by_odometry(view(at(np.nan)), view(at())) is None
 
 
-def test_an_imu_says_whether_the_robot_stands():
+def stretch(
+    gyro, acceleration, bias=(0.0, 0.0, 0.0), force=(0.0, 0.0, 0.0), stamps_ns=(0, 250_000_000)
+):
+    """50 samples of an IMU that shakes (standard deviations of its axes), turns with ``bias`` and
+    is moved by ``force``."""
     rng = np.random.default_rng(0)
+    return ImuStretch(
+        np.linspace(*stamps_ns, 50).astype(np.int64), bias + gyro * rng.standard_normal((50, 3)),
+        [0, -9.8, 0] + np.array(force) + acceleration * rng.standard_normal((50, 3)), np.zeros(3),
+    )  # fmt: skip
 
-    def stretch(gyro, acceleration, bias=(0.0, 0.0, 0.0)):
-        stamps = np.arange(50) * 5_000_000
-        return ImuStretch(
-            stamps, bias + gyro * rng.standard_normal((50, 3)),
-            [0, -9.8, 0] + acceleration * rng.standard_normal((50, 3)), np.zeros(3),
-        )  # fmt: skip
 
-    assert by_imu(stretch(0.003, 0.03, (0.02, 0.0, -0.01))) is True
-    assert by_imu(stretch(0.003, 0.03, (0.3, 0.0, 0.0))) is False  # an even turn
-    assert by_imu(stretch(0.3, 0.03)) is False
-    assert by_imu(stretch(0.003, 2.0)) is False
-    assert by_imu(stretch(0.02, 0.2)) is None
+def test_an_imu_says_whether_the_robot_stands():
+    """One that shakes does not tell: neither an engine that idles nor a motor moves a robot."""
+
+    def said(*values, first=None, **named):
+        return by_imu(first or stretch(0.003, 0.03), stretch(*values, **named))
+
+    assert said(0.003, 0.03, (0.02, 0.0, -0.01)) is True
+    assert said(0.003, 0.03, (0.3, 0.0, 0.0)) is False  # an even turn
+    assert said(0.003, 2.0, (0.3, 0.0, 0.0)) is False
+    assert said(0.02, 0.2) is None
+    assert said(0.003, 2.0) is None
+    assert said(0.3, 0.03) is None
+    # A lift that starts, smoothly, or with a motor that shakes; and one that had started before.
+    assert said(0.003, 0.03, force=(0.0, 0.5, 0.0)) is False
+    assert said(0.003, 0.5, force=(0.0, 1.0, 0.0)) is False
+    assert said(0.003, 2.0, force=(0.0, 0.5, 0.0)) is None
+    assert said(0.003, 0.03, first=stretch(0.003, 0.03, force=(0.0, 0.5, 0.0))) is False
+
+
+def shaken(frames, acceleration, force=lambda seconds: 0.0):
+    """Stretches before all frames of a robot that shakes, and has a vertical ``force``."""
+    out = [None]
+    for k, (a, b) in enumerate(itertools.pairwise(frames)):
+        one = stretch(0.02, acceleration, stamps_ns=(a.stamp_ns, b.stamp_ns))
+        seconds = (one.stamps_ns - frames[0].stamp_ns) / 1e9
+        one.acceleration[:] = np.roll(one.acceleration, k, axis=0)
+        one.acceleration[:, 1] -= np.vectorize(force)(seconds)
+        out.append(one)
+    return out
+
+
+@pytest.mark.parametrize("mm_per_s", [0, 5])
+def test_a_robot_whose_engine_idles_is_held_unless_it_moves(mm_per_s):
+    """Its IMU shakes, and says nothing; its images say whether it creeps."""
+    at = drive()[0]
+    poses = [at.copy() for _ in range(20)]
+    for k, T in enumerate(poses):
+        T[:3, 3] += 0.001 * mm_per_s * k / 2 * T[:3, 0]  # sideways
+    camera, frames = frames_at(poses)
+    pipeline, out, _ = run(camera, frames, stretches=shaken(frames, 1.0), **{"imu.enabled": True})
+    held = pipeline.counters["frames_standing"]
+    assert held > 14 if mm_per_s == 0 else held < 4
+    if mm_per_s == 0:
+        assert max(apart(out[6].T_map_camera, out[-1].T_map_camera)) < 1e-9
+
+
+def test_a_lift_that_starts_is_not_held():
+    """Its images show what comes along; its IMU feels it, though it hardly shakes: for a second
+    from each change on, as the constant speed between is rest to it."""
+    camera, frames = frames_at([drive()[0]] * 20)
+    from_s, to_s = 4.0, 5.0
+
+    def force(seconds):
+        return 0.8 * max(0.0, min(1.0, seconds - from_s, to_s + 1 - seconds))
+
+    def held(stretches):
+        pipeline, *_ = run(camera, frames, stretches=stretches, **{"imu.enabled": True})
+        return pipeline.counters["frames_standing"]
+
+    at_rest, in_lift = held(shaken(frames, 0.05)), held(shaken(frames, 0.05, force))
+    assert at_rest > 14
+    assert at_rest - in_lift > 3

@@ -151,7 +151,8 @@ def test_rotations_by_a_gyro_hold_consecutive_views_of_a_camera():
     def by_gyro(id, turn, seconds, chain=0, camera=""):
         frame = Rotation.from_euler("zx", [0.4 + chain, 0.2]).as_matrix()
         pose = GyroPose(
-            chain, seconds, frame @ at(0, turn)[:3, :3], abs(turn), 0.001, 0.01, *np.zeros((3, 3))
+            chain, seconds, frame @ at(0, turn)[:3, :3], abs(turn), 0.001, 0.01, 0.01,
+            *np.zeros((3, 3)),
         )  # fmt: skip
         return dataclasses.replace(view(id, at(0.1 * id, turn), gyro=pose), camera=camera)
 

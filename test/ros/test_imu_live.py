@@ -1,5 +1,8 @@
 """The live node with an IMU."""
 
+from collections import Counter
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from lifecycle_msgs.msg import Transition
@@ -7,6 +10,8 @@ from support import ros_testing as rt
 from support.live_node import LiveNode
 from support.node_process import FRAME, LIB
 
+from da3_ros.inertial.gyro_turns import GyroTurns
+from da3_ros.inertial.mount_check import TimeOffset
 from da3_ros.messages import build
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.imu import imu_samples
@@ -49,3 +54,20 @@ def test_frames_get_what_the_imu_measured(monkeypatch):
         assert known()["frames_without_imu"] == "0"
         assert live.change(Transition.TRANSITION_DEACTIVATE)
         live.until(lambda: not rt.matched(imu))
+
+
+def test_diagnostics_tell_of_the_imu_by_each_camera():
+    """In independent mode, of which each has a scene of its own."""
+    from da3_ros.ros import status_report as report
+
+    def scene(camera, fault, late_s):
+        gyro = GyroTurns()
+        gyro.mount.fault, gyro.mount.time_offset_s = fault, TimeOffset(late_s, 0.001)
+        scene_map = SimpleNamespace(level_finder=SimpleNamespace(camera=camera))
+        return SimpleNamespace(scene_map=scene_map, gyro=gyro, counters=Counter())
+
+    scenes = [scene("front", "", 0.001), scene("left", "it is turned", -0.05), scene("", "", 0.0)]
+    stream = SimpleNamespace(imu=SimpleNamespace(without=0), pipelines=scenes)
+    told = report._imu(stream)
+    assert told["imu_fault"] == "left: it is turned"
+    assert told["imu_late_s"] == -0.05
