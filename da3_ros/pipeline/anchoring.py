@@ -30,7 +30,7 @@ from da3_ros.mapping.graph_solution import Correction, Problem
 from da3_ros.mapping.scene import REFERENCE
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.mapping.trajectory import Poses, Trajectory
-from da3_ros.pipeline.log_lines import kind_of
+from da3_ros.pipeline.line_kinds import kind_of
 from da3_ros.types import Array, GlobalPose, View
 
 log = logging.getLogger(__name__)

@@ -31,7 +31,7 @@ from da3_ros.mapping.scene import REFERENCE
 from da3_ros.mapping.slam_poses import PoseTable, chords, interpolated, jump_size, spread_jump
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.mapping.trajectory import Poses
-from da3_ros.pipeline.log_lines import kind_of
+from da3_ros.pipeline.line_kinds import kind_of
 from da3_ros.types import Array, SlamPath, SlamPose, View
 
 log = logging.getLogger(__name__)

@@ -38,7 +38,7 @@ from da3_ros.pipeline.delivery import (
     tracked_frame,
 )
 from da3_ros.pipeline.keyframe_recording import KeyframeData
-from da3_ros.pipeline.log_lines import kind_of
+from da3_ros.pipeline.line_kinds import kind_of
 from da3_ros.pipeline.place_features import PlaceFeatures
 from da3_ros.pipeline.pose_conditioning import turned_by_gyro, unit_by_prior
 from da3_ros.pipeline.scene_map import SceneMap

@@ -144,6 +144,18 @@ def test_a_mount_that_slips_is_named_once_for_each_kind_of_fault(caplog):
     assert tilt(up, level(frames[-1])) < 2.0
 
 
+def test_a_small_slip_tilts_no_frame_for_long():
+    """It is named before gravity follows it, though rotations still agree."""
+    mount = np.eye(4)
+    mount[:3, :3] = Rotation.from_euler("y", 20, degrees=True).as_matrix()
+    pipeline, out, frames = run(mount=mount, slips=100, frames=140)
+    assert {state for state, _ in pipeline.gyro.states.values()} == {"agrees"}
+    after = list(zip(out, frames, strict=True))[100:]
+    errors = [tilt(r.T_level_camera, level(f)) for r, f in after if r.T_level_camera is not None]
+    assert len(errors) < 20
+    assert max(errors) < 3.0
+
+
 def test_late_stamps_are_named_once_with_the_remedy(caplog):
     run(late_s=0.08, frames=100)
     lines = [m for m in caplog.messages if "imu.time_offset_s" in m]

@@ -1,6 +1,6 @@
 """Lines that say the same with other numbers are of one kind."""
 
-from da3_ros.pipeline.log_lines import kind_of
+from da3_ros.pipeline.line_kinds import kind_of
 
 
 def test_numbers_make_no_other_kind():
