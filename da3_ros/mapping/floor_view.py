@@ -84,19 +84,17 @@ class FloorViews:
 
 def floor_view(
     frame: tuple[int, str, int], marks: Array, floor: Array, T_level_camera: Array,
-    unit: float, cell_m: float, doubts: Array | None = None,
+    unit: float, cell_m: float,
 ) -> FloorView:  # fmt: skip
     """Returns the view of a frame (stamp, camera, submap) by points [N, 3] of its optical frame.
 
-    marks: surfaces of obstacles. floor: surfaces that are floor. doubts: surfaces that may be
-    either, beyond which nothing is free. Metres.
+    marks: surfaces of obstacles. floor: surfaces that are floor. Metres.
     T_level_camera: [4, 4] camera over the floor, z up, metres. unit: metres per unit of the
     submap. cell_m: edge of the cells of marks.
     """
     R = _ahead(T_level_camera[:3, :3])
-    ends = marks if doubts is None else np.concatenate((marks, doubts))
-    stands, seen, ends = (points @ R[:2].T.astype(np.float32) for points in (marks, floor, ends))
-    free = _free(seen, ends, cell_m, float(T_level_camera[2, 3]))
+    stands, seen = (points @ R[:2].T.astype(np.float32) for points in (marks, floor))
+    free = _free(seen, stands, cell_m, float(T_level_camera[2, 3]))
     cells = _cells(stands, cell_m)
     known = np.flatnonzero(np.isfinite(free[:, 0]))
     first, end = (int(known[0]), int(known[-1]) + 1) if len(known) else (0, 0)
@@ -145,12 +143,12 @@ def _first_hole(at: Array, distance: Array, height: float) -> Array:
     return last
 
 
-def _free(seen: Array, ends: Array, cell: float, height: float) -> FloatImage:
+def _free(seen: Array, stands: Array, cell: float, height: float) -> FloatImage:
     """Returns [BINS, 2] the nearest and the farthest free distance of each azimuth, metres; NaN:
     none. What lies nearer than the nearest floor that is seen, the camera looks over.
 
-    ends: where rays end on what is no floor [N, 2]. height: of the camera, metres. Where no floor
-    is seen over an angle of ``HOLE``, a way down may be: what lies behind does not count.
+    height: of the camera, metres. Where no floor is seen over an angle of ``HOLE``, a way down may
+    be: what lies behind does not count.
     """
     near, far, stop = (np.full(BINS, fill, np.float32) for fill in (np.inf, -np.inf, np.inf))
     at, distance = azimuth_bin(seen[:, 0], seen[:, 1]), np.hypot(seen[:, 0], seen[:, 1])
@@ -166,7 +164,7 @@ def _free(seen: Array, ends: Array, cell: float, height: float) -> FloatImage:
         between = (low < index) & (index < high) & (high - low <= GAP)
         near[between] = np.maximum(near[low], near[high])[between]
         far[between] = np.minimum(far[low], far[high])[between]
-    np.minimum.at(stop, azimuth_bin(ends[:, 0], ends[:, 1]), np.hypot(*ends.T))
+    np.minimum.at(stop, azimuth_bin(stands[:, 0], stands[:, 1]), np.hypot(*stands.T))
     free = np.stack((near, np.minimum(far, stop) - np.float32(cell)), axis=1)  # rays end at walls
     free[~(free[:, 0] < free[:, 1])] = np.nan
     return free

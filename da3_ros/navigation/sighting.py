@@ -40,7 +40,6 @@ class Sighting:
     rays: FloatImage  # ends of free rays
     # Those of rays that pass the range lower than what marks, and end on floor farther away.
     low_rays: FloatImage
-    doubts: FloatImage  # surfaces over the floor that may be floor by their deviation
 
     @property
     def clearing(self) -> FloatImage:
@@ -50,14 +49,13 @@ class Sighting:
 
 def sight(
     depth_m: FloatImage, K: Array, T_level_camera: Array, config: ObstacleConfig,
-    floor_z: float = 0.0, sigma: FloatImage | None = None,
+    floor_z: float = 0.0,
 ) -> Sighting:  # fmt: skip
     """Returns what depth [H, W] (metres; NaN unknown, +Inf sky) says of obstacles and free space.
 
-    T_level_camera: [4, 4] camera in a level frame, in which the floor is at ``floor_z``. sigma:
-    [H, W] relative deviation of the depth; what may be floor by it does not mark. None: unknown.
+    T_level_camera: [4, 4] camera in a level frame, in which the floor is at ``floor_z``.
     """
-    judged = _Judged.of(depth_m, K, sigma)
+    judged = _Judged.of(depth_m, K)
     with np.errstate(invalid="ignore"):
         rise, run = _rise_and_run(judged.rays, T_level_camera)
         camera = np.float32(T_level_camera[2, 3] - floor_z)
@@ -65,9 +63,7 @@ def sight(
         most = np.float32(config.max_range + BEYOND)
         floor = np.float32(config.min_height) + np.float32(SLOPE) * np.minimum(far, most)
         near = far <= config.max_range
-        lowest = height - judged.sigma * np.abs(rise * judged.z)
-        stands = near & (height > floor) & (height < config.max_height) & judged.is_supported()
-        is_mark = stands & (lowest > floor)
+        is_mark = near & (height > floor) & (height < config.max_height) & judged.is_supported()
         is_floor = near & (np.abs(height) <= floor)
         # A ray that ends farther away, or above all that counts, is free to the range.
         passes = ~near | (height >= config.max_height) | np.isposinf(judged.z)
@@ -90,9 +86,8 @@ def sight(
     few[::CLEARING_ROWS] = True
     floor_points = judged.points(few & is_floor, judged.z)
     return Sighting(
-        marks, floor_points, judged.points(few & ends_over, end), judged.points(few & is_low, end),
-        judged.points(stands & ~is_mark, judged.z),
-    )  # fmt: skip
+        marks, floor_points, judged.points(few & ends_over, end), judged.points(few & is_low, end)
+    )
 
 
 def why_not_sighted(T_level_camera: Array, config: PipelineConfig) -> str:
@@ -126,24 +121,19 @@ class _Judged:
 
     z: FloatImage  # [h, w] median depth; NaN unknown, +Inf sky
     rays: FloatImage  # [h, w, 3] at depth 1
-    sigma: FloatImage  # [h, w] relative deviation of the depth; 0: unknown
 
     @classmethod
-    def of(cls, depth: FloatImage, K: Array, sigma: FloatImage | None) -> _Judged:
+    def of(cls, depth: FloatImage, K: Array) -> _Judged:
         step = max(1, max(depth.shape) // (3 * COLUMNS))  # of large images, for their time
-        some = slice(step // 2, None, step)
-        depth, K = depth[some, some], _thinned(K, step)
-        sigma = np.zeros((1, 1), np.float32) if sigma is None else np.nan_to_num(sigma[some, some])
+        depth, K = depth[step // 2 :: step, step // 2 :: step], _thinned(K, step)
         step = max(1, round(max(depth.shape) / COLUMNS))
         columns = max(1, int(min(step, BESIDE * K[0, 0])))  # more of them of a wide field of view
         # Unknown is nearest and sky farthest, so that a median is never between the two.
         filled = np.where(np.isnan(depth), np.float32(-1), np.minimum(depth, np.float32(1e9)))
-        chosen = slice(step // 2, None, step), slice(columns // 2, None, columns)
-        middle = cv2.medianBlur(filled, 5)[chosen]
+        middle = cv2.medianBlur(filled, 5)[step // 2 :: step, columns // 2 :: columns]
         z = np.where(middle <= 0, np.float32(np.nan), middle).astype(np.float32)
         z[middle >= 1e9] = np.inf
-        sigma = sigma[chosen] if sigma.shape == depth.shape else sigma
-        return cls(z, _rays(depth.shape, (step, columns), K), sigma)
+        return cls(z, _rays(depth.shape, (step, columns), K))
 
     def points(self, chosen: NDArray[np.bool_], z: FloatImage) -> FloatImage:
         """Returns the points [N, 3] of the ``chosen`` [h, w] at depths ``z`` [h, w]."""

@@ -85,7 +85,7 @@ class FloorMapping:
             metres = self._metres(keyframe.submap, T_ros_map)
             self.occupancy.replace(self._view(
                 (keyframe.stamp_ns, keyframe.camera, keyframe.submap), depth, keyframe.K,
-                before.T_level_camera(metres), metres, one.dense.sigma,
+                before.T_level_camera(metres), metres,
             ))  # fmt: skip
         self.occupancy.end_waiting(keyframe.submap, key)
 
@@ -96,17 +96,12 @@ class FloorMapping:
 
     def _view(
         self, frame: tuple[int, str, int], depth: FloatImage, K: Array, T_level_camera: Array,
-        metres: float, sigma: FloatImage | None = None,
+        metres: float,
     ) -> FloorView:  # fmt: skip
-        """Returns the view of a keyframe; depth [h, w]: unit of its submap. metres: per unit.
-        sigma: [h, w] as in ``sight``."""
-        seen = sight(
-            np.float32(metres) * depth, K, T_level_camera, self.config.obstacles, sigma=sigma
-        )
+        """Returns the view of a keyframe; depth [h, w]: unit of its submap. metres: per unit."""
+        seen = sight(np.float32(metres) * depth, K, T_level_camera, self.config.obstacles)
         cell_m = self.config.occupancy.resolution_m / 2
-        return floor_view(
-            frame, seen.marks, seen.floor, T_level_camera, metres, cell_m, seen.doubts
-        )
+        return floor_view(frame, seen.marks, seen.floor, T_level_camera, metres, cell_m)
 
     def _metres(self, submap: int, T_ros_map: Similarity) -> float:
         """Returns metres per unit of a submap."""

@@ -140,28 +140,10 @@ def test_what_lies_behind_a_trench_is_not_free():
     assert [whole(x, 0.0) for x in (1.5, 2.1, 2.8, 3.5)] == [0] * 4
 
 
-def test_nothing_is_free_behind_what_may_be_an_obstacle():
-    """Even where the floor is seen without a gap."""
-    camera = camera_at(1.0)
-    steps = np.arange(1.0, 4.0, 0.05)
-    floor = np.stack((np.zeros_like(steps), np.ones_like(steps), steps), axis=1)
-    low = np.array([[0.0, 0.85, 2.0]])
-    none = np.zeros((0, 3))
-    for doubts, far in ((None, 3.9), (low, 1.95)):
-        view = floor_view((0, "", 0), none, floor, camera, 1.0, RES / 2, doubts)
-        assert np.nanmax(view.free.astype(float)) == pytest.approx(far, abs=0.1)
-        assert not len(view.marks)
-
-
-def seen_of(camera, solids, sigma=None, **options):
+def seen_of(camera, solids, **options):
     """What a grid has of one view of some solids: the cell at x, y."""
-    depth = depth_of(camera, solids, **options)
-    if sigma is not None:
-        sigma = np.full_like(depth, sigma)
-    found = sight(depth, K, camera, ObstacleConfig(), sigma=sigma)
-    view = floor_view(
-        (0, "", 0), found.marks, found.floor, camera, 1.0, RES / 2, found.doubts
-    )  # fmt: skip
+    found = sight(depth_of(camera, solids, **options), K, camera, ObstacleConfig())
+    view = floor_view((0, "", 0), found.marks, found.floor, camera, 1.0, RES / 2)
     grid = FloorGrid(RES)
     grid.carve(view, view.place(camera, 1.0), 1.0)
     out = grid.occupancy()

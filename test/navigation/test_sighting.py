@@ -192,27 +192,6 @@ def test_a_few_pixels_on_no_surface_do_not_mark():
     assert marks[:, 0].min() > 2.9
 
 
-def test_what_may_be_floor_by_its_deviation_does_not_mark():
-    """Depth of bare floor may be a fifth too near, and then lies over the floor. That of a wall
-    may be as wrong, and is a wall all the same."""
-    T = CAMERAS["high"]
-    depth = depth_of(T, [WALL])
-    wrong = np.where(depth < depth_of(T, [WALL], floor=False), 0.75 * depth, depth)
-    wrong = wrong.astype(np.float32)
-    sigma = np.full(wrong.shape, 0.3, np.float32)
-    believed, doubted = (
-        in_level(sight(wrong, K, T, CONFIG, sigma=s).marks, T) for s in (0 * sigma, sigma)
-    )
-    on_floor = believed[:, 0] < 2.9
-    assert on_floor.sum() > 20
-    assert not (doubted[:, 0] < 2.9).any()
-    assert len(doubted) > 0.5 * (~on_floor).sum()
-    found = sight(wrong, K, T, CONFIG, sigma=sigma)
-    assert len(found.doubts) + len(found.marks) == len(believed)
-    unknown = np.full(wrong.shape, np.nan, np.float32)
-    assert len(sight(wrong, K, T, CONFIG, sigma=unknown).marks) == len(believed)
-
-
 def test_clearing_reaches_beyond_the_marks():
     _, clearing = seen(camera_at(1.0, 15.0))
     assert np.linalg.norm(clearing[:, :2], axis=1).max() > CONFIG.max_range + 0.2

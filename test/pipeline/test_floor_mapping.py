@@ -20,13 +20,10 @@ from support.floors import (
 )
 from support.sessions import opened
 
-from da3_ros.derived.measuring import Measurable, Measured
-from da3_ros.mapping.floor_view import floor_view
 from da3_ros.mapping.submaps import KEYFRAMES
 from da3_ros.navigation.floor_grid import FloorGrid
 from da3_ros.navigation.occupancy import PIECE, OccupancyMap
 from da3_ros.navigation.saved_grid import grid_of_scene
-from da3_ros.types import DenseDepth
 
 
 @functools.cache
@@ -77,36 +74,6 @@ def test_without_up_or_metres_there_is_no_grid(values, level):
     pipeline = pipeline_of(frames, **values)
     push(pipeline, frames, level)
     assert pipeline.scene_map.occupancy() is None
-
-
-def test_what_may_be_floor_by_its_deviation_does_not_mark(monkeypatch):
-    """Unmeasured bare floor may be a fifth too near. It ends rays all the same."""
-    doubts = []
-
-    def watched(*given):
-        doubts.append(len(given[6]))
-        return floor_view(*given)
-
-    monkeypatch.setattr("da3_ros.pipeline.floor_mapping.floor_view", watched)
-    frames = walked()[1][:8]
-    pipeline = pipeline_of(frames)
-    push(pipeline, frames)
-    floors = pipeline.scene_map.floor_map
-    view, marks = floors.occupancy.views()[-1], []
-    truth = next(f for f in frames if f.stamp_ns == view.stamp_ns)
-    metres = floors._metres(view.submap, pipeline.scene_map._T_ros_map)
-    wrong = (0.8 * truth.depth / metres).astype(np.float32)
-    keyframe = Measurable(
-        0, 0, view.submap, view.camera, view.stamp_ns, np.zeros((*wrong.shape, 3), np.uint8),
-        truth.K, wrong, np.ones_like(wrong),
-    )  # fmt: skip
-    for sigma in (0.0, 0.25):
-        dense = DenseDepth(wrong, np.full_like(wrong, sigma), np.zeros(wrong.shape, bool))
-        floors.measure(Measured(keyframe, dense, stays=True), pipeline.scene_map._T_ros_map)
-        marks.append(len(floors.occupancy.view(view.submap, view.key).marks))
-    assert marks[1] < 0.7 * marks[0]
-    assert doubts[-2] == 0
-    assert doubts[-1] > 50
 
 
 def test_a_camera_on_the_floor_by_its_mount_carves_nothing():
