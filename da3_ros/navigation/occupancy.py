@@ -8,6 +8,7 @@ after each window; the old one is shown until then.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -41,6 +42,7 @@ RADIUS = 60.0
 SIDE = int(MOST_CELLS**0.5) // 2 - 6 * BLOCK  # cells of that, so that what is near finds room
 RETURN = 0.8  # of it, within which views that have left the grid come back
 CLIMB = 0.5  # metres by which the floor rises or falls until the grid is carved for its storey
+FEET = 6  # newest frames that all say so: one alone may take a table or a pit for the floor
 
 # Time without a keyframe, until another frame is looked at: of a camera that moves, and of one
 # that stands, so that what is gone is free within a second.
@@ -88,9 +90,10 @@ class OccupancyMap(MapListener):
         self._newest: dict[tuple[int, Key], bool] = {}
         self._nbytes = 0
         self._here: Array | None = None  # newest camera [2], in the map as it goes out
-        # Height of the floor below the newest camera there; and the one about which the grid is
-        # carved, which has one storey. None: unknown, and all storeys are in the grid.
-        self._floor: float | None = None
+        # Where the newest cameras stood, each in its submap [3]: corrections move it.
+        self._feet: deque[tuple[int, Array]] = deque(maxlen=FEET)
+        # Height of the floor about which the newest grid was begun, which has one storey. None:
+        # unknown, and all storeys are in the grid.
         self._storey: float | None = None
         self._stamps: dict[str, int] = {}  # of the newest view of each camera
         # Where each camera was in the map as it goes out [4, 4], at its newest view but for those
@@ -157,15 +160,36 @@ class OccupancyMap(MapListener):
             del self._looks[key], self._newest[key]
         self.revision += 1
 
-    def stand_on(self, submap: int, floor: float) -> None:
-        """Notes the height of the floor below the newest camera, in the map as it goes out: what
-        was seen in other storeys is not in the grid. submap: of the camera."""
+    def stand_on(self, submap: int, T_ros_foot: Array, T_ros_map: Similarity) -> None:
+        """Notes the floor [3] below the newest camera, in the map as it goes out: what was seen in
+        other storeys is not in the grid. submap: of the camera."""
         if not self._is_shown(submap):
             return
-        self._floor = floor
+        T_ros_submap = T_ros_map @ self.table.submaps[submap].T_map_submap
+        self._feet.append((submap, T_ros_submap.inverse().points(T_ros_foot)))
         if self._storey is None and not self._views:
-            self._storey = floor
-        self._stale |= self._storey is None or abs(floor - self._storey) > CLIMB
+            self._storey = float(T_ros_foot[2])
+
+    def _floors(self, T_ros_map: Similarity) -> list[float]:
+        """Returns the heights of the floor below the newest cameras, as the map is now."""
+        submaps = self.table.submaps
+        return [
+            float((T_ros_map @ submaps[id].T_map_submap).points(foot)[2])
+            for id, foot in self._feet
+            if self._is_shown(id)
+        ]
+
+    def _floor(self, T_ros_map: Similarity) -> float | None:
+        """Returns that of them which is in the middle; None: none is known."""
+        floors = sorted(self._floors(T_ros_map))
+        return floors[len(floors) // 2] if floors else None
+
+    def _has_climbed(self, T_ros_map: Similarity) -> bool:
+        """Whether the newest cameras stand in another storey than the newest grid has."""
+        floors = self._floors(T_ros_map)
+        if self._storey is None:
+            return bool(floors)
+        return bool(floors) and min(abs(z - self._storey) for z in floors) > CLIMB
 
     def _settle_oldest(self, T_ros_map: Similarity) -> None:
         """Carves the oldest of the newest views into the grid, all in the order in which they
@@ -237,7 +261,7 @@ class OccupancyMap(MapListener):
         """Goes on to carve a grid anew after a window, if what it shows has moved by more than
         half a cell."""
         if self._next is None:
-            if not (self._stale or self._has_moved(T_ros_map)):
+            if not self._is_stale(T_ros_map):
                 return
             self._begin(T_ros_map)
         self._carve_piece()
@@ -246,7 +270,7 @@ class OccupancyMap(MapListener):
         """Carves all that has moved, now."""
         while self._next is not None:
             self._carve_piece()
-        if self._stale or self._has_moved(T_ros_map):
+        if self._is_stale(T_ros_map):
             self._begin(T_ros_map)
         while self._next is not None:
             self._carve_piece()
@@ -281,19 +305,16 @@ class OccupancyMap(MapListener):
         if self._is_shown(view.submap):
             T_ros_submap = T_ros_map @ self.table.submaps[view.submap].T_map_submap
             place = view.place(T_ros_submap.pose(T_submap_camera), T_ros_submap.scale)
-            if not self._is_far(place):  # after a jump the oldest of them are elsewhere
+            # After a jump the oldest of them are elsewhere.
+            if not self._is_far(place, self._floor(T_ros_map)):
                 grid.carve(view, place, T_ros_submap.scale)
 
-    def _is_far(self, place: Array) -> bool:
+    def _is_far(self, place: Array, storey: float | None) -> bool:
         """Whether a place (x, y, yaw, z) is too far from the newest camera to be in the grid, or
-        in another storey."""
+        not in a storey."""
         here = self._here
         far = here is not None and np.abs(place[:2] - here).max() > self._radius
-        return far or self._is_elsewhere(place)
-
-    def _is_elsewhere(self, place: Array) -> bool:
-        """Whether a place (x, y, yaw, z) is in another storey."""
-        return self._storey is not None and abs(float(place[3]) - self._storey) > STOREY
+        return far or _is_elsewhere(place, storey)
 
     def _empty(self, T_ros_map: Similarity) -> _Carved:
         poses = {id: s.T_map_submap for id, s in self.table.submaps.items()}
@@ -353,7 +374,7 @@ class OccupancyMap(MapListener):
         T = carved.T_ros_submap[submap]
         view = self._views[submap][key[1]]
         carved.places[key] = view.place(T.pose(T_submap_camera), T.scale)
-        if self._is_far(carved.places[key]):
+        if self._is_far(carved.places[key], self._storey):
             carved.far.add(key)
         else:
             carved.grid.carve(view, carved.places[key], T.scale)
@@ -361,7 +382,7 @@ class OccupancyMap(MapListener):
     def _begin(self, T_ros_map: Similarity) -> None:
         """Begins a new grid, of all submaps where they are now."""
         self._corrected = self._stale = False
-        self._storey = self._floor
+        self._storey = self._floor(T_ros_map)
         self._next = self._empty(T_ros_map)
         self._next.todo = [id for id in sorted(self._views, reverse=True) if self._is_shown(id)]
 
@@ -387,6 +408,10 @@ class OccupancyMap(MapListener):
                 self._crop(carved, self._here, self._radius)
             self._shown, self._next = carved, None
             self.revision += 1
+
+    def _is_stale(self, T_ros_map: Similarity) -> bool:
+        """Whether the grid is no longer that of the map as it is, or of the storey."""
+        return self._stale or self._has_climbed(T_ros_map) or self._has_moved(T_ros_map)
 
     def _has_moved(self, T_ros_map: Similarity) -> bool:
         """Whether anything in the grid has moved by more than half a cell, or another component
@@ -440,7 +465,7 @@ class OccupancyMap(MapListener):
         """Returns how far what a view has seen is from a place [2], at most; +Inf: it is in
         another storey."""
         place = carved.places[key]
-        if self._is_elsewhere(place):
+        if _is_elsewhere(place, self._storey):
             return math.inf
         view, T = self._views[key[0]][key[1]], carved.T_ros_submap[key[0]]
         return float(np.abs(place[:2] - here).max() + T.scale * view.reach)
@@ -461,6 +486,11 @@ class OccupancyMap(MapListener):
                 for carved in (self._shown, self._next):
                     if carved is not None:
                         carved.T_ros_submap.pop(submap, None)
+
+
+def _is_elsewhere(place: Array, storey: float | None) -> bool:
+    """Whether a place (x, y, yaw, z) is not in a storey, by the height of its floor."""
+    return storey is not None and abs(float(place[3]) - storey) > STOREY
 
 
 def _shift(before: Similarity, after: Similarity, reach: float) -> float:

@@ -50,7 +50,8 @@ class FloorMapping:
         T_ros_submap = T_ros_map @ self.occupancy.table.submaps[submap].T_map_submap
         T_ros_camera = T_ros_submap.pose(T_submap_camera)
         height = float(T[2, 3]) - floor_height(self.config)
-        self.occupancy.stand_on(submap, float(T_ros_camera[2, 3]) - height)
+        foot = T_ros_camera[:3, 3] - [0.0, 0.0, height]
+        self.occupancy.stand_on(submap, foot, T_ros_map)
         if read_only or not (
             frame.keyframe or self.occupancy.is_due(frame.camera, frame.stamp_ns, T_ros_camera)
         ):

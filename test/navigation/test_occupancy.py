@@ -13,7 +13,7 @@ from da3_ros.mapping.graph_solution import Correction, Moves, Node
 from da3_ros.mapping.map_table import MapTable
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.navigation import floor_grid, occupancy
-from da3_ros.navigation.occupancy import NEWEST, PIECE, OccupancyMap
+from da3_ros.navigation.occupancy import FEET, NEWEST, PIECE, OccupancyMap
 from da3_ros.replay.object_state import load_state, save_state
 from da3_ros.types import Scale, WindowReport
 
@@ -464,13 +464,21 @@ class Storeys(Drive):
         T_map = pose_at(x, 0.0, 0.0)
         T_map[2, 3] += floor
         T = self.true[submap].inverse().pose(T_map)
-        self.map.stand_on(submap, floor)
+        self.stand_on(submap, floor)
         if keyframe:
             self.table.path.add_pose(self.frame(T), T, submap)
             view = square_view(x, 0.0, 0.0, (self.count, "", submap), UNIT, **given)
             self.map.add(view, T, IDENTITY)
         self.count += 1
         return self.windows()
+
+    def stand_on(self, submap, floor, T_ros_map=IDENTITY, frames=1):
+        for _ in range(frames):
+            self.map.stand_on(submap, T_ros_map.points(np.array([0.0, 0.0, floor])), T_ros_map)
+
+    def known(self, T_ros_map=IDENTITY):
+        grid = self.map.grid(T_ros_map)
+        return 0 if grid is None else np.count_nonzero(grid.cells >= 0)
 
     def cell(self, x, y):
         grid = self.map.grid(IDENTITY)
@@ -497,7 +505,7 @@ def test_another_storey_is_not_in_the_grid_and_comes_back():
     for x in np.linspace(0.2, -2, 12):
         fresh.see_from(x, 2.8)
     assert same(drive.map.grid(IDENTITY), fresh.map.grid(IDENTITY))
-    for floor in np.arange(2.6, -0.1, -0.2):
+    for floor in (*np.arange(2.6, -0.1, -0.2), *[0.0] * FEET):
         drive.see_from(0.2, floor, keyframe=False)
     assert same(drive.map.grid(IDENTITY), below)
     assert drive.cell(*IN_THE_WAY) == 100
@@ -524,8 +532,8 @@ def test_in_a_loaded_map_the_first_place_tells_the_storey():
     loaded.restore(drive.map.views())
     assert loaded.grid(IDENTITY) is not None
     for floor, expected in ((0.0, 100), (2.8, 0)):
-        loaded.stand_on(0, floor)
         drive.map = loaded
+        drive.stand_on(0, floor, frames=FEET)
         drive.windows()
         assert drive.cell(*IN_THE_WAY) == expected
 
@@ -534,6 +542,48 @@ def test_where_an_unconnected_camera_stands_says_nothing():
     drive = Storeys()
     for x in np.linspace(-2, 0.2, 12):
         drive.see_from(x, 0.0, **PILLAR)
-    drive.map.stand_on(drive.submap(component=1), 2.8)
+    drive.stand_on(drive.submap(component=1), 2.8, frames=FEET)
     assert drive.windows() == 0
     assert drive.cell(*IN_THE_WAY) == 100
+
+
+def storey_of_pillar():
+    drive = Storeys()
+    for x in np.linspace(-2, 0.2, 12):
+        drive.see_from(x, 0.0, **PILLAR)
+    return drive
+
+
+def test_a_map_that_moves_up_keeps_its_storey():
+    """A loop may close after the last frame, and a global pose may place the map far up, while
+    the camera sees no floor."""
+    up = Similarity(1.0, np.eye(3), np.array([0.0, 0.0, 3.0]))
+    drive = storey_of_pillar()
+    before = drive.map.grid(IDENTITY)
+    drive.correct(dict.fromkeys(drive.true, up))
+    assert drive.known() == np.count_nonzero(before.cells >= 0)
+    drive.map.finish(IDENTITY)
+    assert same(drive.map.grid(IDENTITY), before)
+    drive = storey_of_pillar()
+    drive.map.finish(up)
+    assert same(drive.map.grid(up), before)
+    drive = storey_of_pillar()
+    drive.map.end_window(up)
+    assert same(drive.map.grid(up), before)
+
+
+def test_a_few_frames_with_another_floor_change_nothing():
+    """A pit, a table, or one of two cameras whose mount is somewhat wrong."""
+    drive = storey_of_pillar()
+    before = drive.map.grid(IDENTITY)
+    for floors in ((-3.0,), (0.0, -3.0), (0.0, 0.6), (0.6, 0.0)) * FEET:
+        for floor in floors:
+            drive.stand_on(0, floor)
+        drive.map.end_window(IDENTITY)
+        assert drive.map._storey == 0.0
+        assert same(drive.map.grid(IDENTITY), before)
+        drive.stand_on(0, 0.0, frames=2)
+    drive.stand_on(0, -3.0)
+    up = Similarity(1.0, np.eye(3), np.array([0.0, 0.0, 0.2]))
+    drive.map.finish(up)  # it is begun anew, with the wrong one as the newest
+    assert same(drive.map.grid(up), before)
