@@ -607,8 +607,8 @@ class LoopClosure(MapListener):
             self._graph.measure_anew()
         elif correction.adjusted:  # what loops have measured stays: it had a say
             self._graph.measure_anew(correction.adjusted)
-        if not (
-            correction.adjusted or correction.levelled
-        ):  # which moves both ends of what waits by little
+        # What waits is compared by where its ends are then, and these move by little. Global poses
+        # move the map so often that else no two loops would agree.
+        if not (c.adjusted or c.levelled or c.anchored):
             self._unconfirmed.clear()
         self.candidates.restart()

@@ -118,6 +118,19 @@ def test_tags_place_the_map_and_hold_its_drift(truth):
     assert pipeline.scene_map.is_level
 
 
+@pytest.mark.slow
+def test_loops_close_in_a_map_that_tags_move():
+    """One waits for another that agrees, and the map moves after most windows."""
+    rng = np.random.default_rng(1)
+    ring = walked(140)
+    given = {i + 1: [anchor(ring[i], rng)] for i in range(4, 139, 2)}
+    pipeline, out = run(ring, given, level=True, **{"loop.every": 2})
+    assert pipeline.counters["anchor_corrections"] > 50
+    assert pipeline.loops.closed >= 2
+    assert pipeline.loops.found < 5 * pipeline.loops.closed
+    assert np.median(errors(out, ring)[100:]) < 0.3
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_a_wrong_tag_is_named_and_not_followed(truth, caplog):
