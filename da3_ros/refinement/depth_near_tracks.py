@@ -19,7 +19,11 @@ SMOOTH, COMMON = 0.05, 0.05  # standard deviations of the network's error: local
 LEAST_SIGMA = 0.01  # of a track's log depth
 MOST = 300  # tracks
 STEPS, FAR = 4, 2.0  # of the robust fit; deviations from which on a track counts less
-STEP = 4  # pixels from one place where the error is computed to the next
+STEP = 4  # pixels from one place where the error is computed to the next; more of
+PLACES = 64  # large images, which have at most so many along the longer side
+# Deviations of the local error, beyond which it is none of the network: tracks on what moves agree
+# with each other, and not with the rest.
+BELIEVED = 4.0
 FEWEST = 8  # tracks
 
 
@@ -36,7 +40,7 @@ class TrackResiduals:
 
 def error_near_tracks(tracks: TrackResiduals, depth: FloatImage) -> FloatImage | None:
     """Returns what the logarithm of true depth is more than that of ``depth`` [h, w]; None of too
-    few tracks."""
+    few tracks. NaN: what tracks say there is more than a network errs."""
     usable = np.isfinite(tracks.residual) & np.isfinite(tracks.log_depth)
     chosen = np.flatnonzero(usable)
     chosen = chosen[:: max(1, -(-len(chosen) // MOST))]
@@ -46,13 +50,16 @@ def error_near_tracks(tracks: TrackResiduals, depth: FloatImage) -> FloatImage |
     at = np.column_stack((tracks.pixel, tracks.log_depth))[chosen] / scale
     weights = _weights(at, tracks.residual[chosen], np.hypot(tracks.sigma[chosen], LEAST_SIGMA))
     height, width = depth.shape
-    rows, columns = np.arange(STEP // 2, height, STEP), np.arange(STEP // 2, width, STEP)
+    step = max(STEP, -(-max(depth.shape) // PLACES))
+    rows, columns = (np.arange(step // 2, n, step) for n in (height, width))
     log_depth = _log_depth(depth)[np.ix_(rows, columns)]
     y, x = np.meshgrid(rows + 0.5, columns + 0.5, indexing="ij")
     places = np.column_stack((x.ravel(), y.ravel(), log_depth.ravel())) / scale
-    coarse = (_kernel(places, at) @ weights).reshape(log_depth.shape)
-    nearest = np.minimum(np.arange(height) // STEP, len(rows) - 1)
-    beside = np.minimum(np.arange(width) // STEP, len(columns) - 1)
+    common = COMMON**2 * weights.sum()
+    local = (_kernel(places, at) @ weights).reshape(log_depth.shape) - common
+    coarse = np.where(np.abs(local) <= BELIEVED * SMOOTH, common + local, np.nan)
+    nearest = np.minimum(np.arange(height) // step, len(rows) - 1)
+    beside = np.minimum(np.arange(width) // step, len(columns) - 1)
     return np.asarray(coarse[np.ix_(nearest, beside)], np.float32)
 
 

@@ -1,5 +1,7 @@
 """A view's depth at some pixels, by the tracks around them."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -41,6 +43,28 @@ def test_a_tenth_of_wrong_tracks_changes_little():
     before = error_near_tracks(tracks, plane())[AT]
     tracks.residual[::10] += 0.5
     assert error_near_tracks(tracks, plane())[AT] == pytest.approx(before, abs=0.015)
+
+
+@pytest.mark.parametrize("off", [-1.0, -0.4, 0.5])
+def test_where_tracks_agree_on_what_no_network_errs_nothing_is_known(off):
+    """Somebody who walks there has a tenth of all tracks."""
+    rng = np.random.default_rng(3)
+    tracks = tracks_in(plane(), rng)
+    before = error_near_tracks(tracks, plane())
+    away = np.hypot(*(tracks.pixel - np.array(AT[::-1])).T)
+    tracks.residual[np.argsort(away)[:15]] += off
+    found = error_near_tracks(tracks, plane())
+    assert np.isnan(found[AT])
+    assert found[4, 4] == pytest.approx(before[4, 4], abs=0.03)
+
+
+def test_a_large_image_has_the_same_error_at_the_same_places():
+    tracks, large = tracks_in(plane(), np.random.default_rng(7)), (6 * SHAPE[0], 6 * SHAPE[1])
+    found = error_near_tracks(tracks, plane())
+    tracks = dataclasses.replace(tracks, pixel=6 * tracks.pixel)
+    of_large = error_near_tracks(tracks, np.ones(large, np.float32))
+    assert len(np.unique(of_large)) <= 64 * 48  # for its time
+    np.testing.assert_allclose(of_large[3::6, 3::6], found, atol=0.02)
 
 
 def test_what_is_far_behind_has_no_say():
