@@ -39,9 +39,12 @@ def write_map(scene: Scene, path: Path, box: Sequence[float] = ()) -> int:
             "scale.source, and base_frame or level.source: ground), or by an older version: map "
             "it again"
         )
+    known = int((grid.cells >= 0).sum())
+    if box and not known:
+        raise ExportError(f"the grid has no known cell in the box {[*box]} (crop), metres")
     path.write_bytes(pgm(grid))
     path.with_suffix(".yaml").write_text(description(grid, path.name), encoding="utf-8")
-    return int((grid.cells >= 0).sum())
+    return known
 
 
 def pgm(grid: OccupancyGrid) -> bytes:

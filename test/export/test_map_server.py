@@ -81,6 +81,15 @@ def test_a_file_has_one_storey_and_a_box_chooses_another_one(caplog):
     assert grid(*views, box=(-50, -50, 8, 50, 50, 9)) is None
 
 
+def test_a_box_beside_the_grid_is_said(saved, tmp_path, capsys):
+    box = ["50", "50", "-1", "60", "60", "1"]
+    assert main(["export", str(saved), str(tmp_path / "room.pgm"), "--crop", *box]) == 1
+    assert (
+        "no known cell in the box [50.0, 50.0, -1.0, 60.0, 60.0, 1.0]" in capsys.readouterr().err
+    )
+    assert not list(tmp_path.glob("room.*"))
+
+
 def test_the_command_writes_what_map_server_reads(saved, tmp_path, capsys):
     assert main(["export", str(saved), str(tmp_path / "room.pgm")]) == 0
     grid = grid_of_scene(load_scene(saved).scene())
