@@ -6,8 +6,9 @@ import threading
 
 import numpy as np
 import pytest
+from support import floors
 from support.cases import long_after
-from support.ring import STEP_NS, descriptor_at, walked
+from support.ring import SIZE, STEP_NS, descriptor_at, walked
 from support.sessions import LATER, errors, opened, push, resumed, saved
 
 from da3_ros.config import config_from_parameters
@@ -88,6 +89,29 @@ def test_the_camera_is_followed_for_rounds_and_the_map_stays(folder, known, ring
     assert len(after.recognition.keyframes) == len(before.recognition.keyframes)
     assert len(after.recognition.nodes) == len(before.recognition.nodes)
     assert load_scene(tmp_path / "again").recognition.keyframes
+
+
+@pytest.mark.slow
+def test_the_grid_of_a_read_only_map_is_that_of_the_cameras_storey(known, ring, tmp_path):
+    mapped = opened(known, metric=True)
+    floors.push(mapped, known, size=SIZE)
+    before = mapped.scene_map.occupancy(finished=True)
+    folder, walk = saved(mapped, tmp_path / "map"), rounds(ring, 1)[20:60]
+
+    def grid(height):
+        def level(T_room_camera):
+            T = floors.level_of(T_room_camera)
+            T[2, 3] += height
+            return T
+
+        pipeline = resumed(folder, known, walk, metric=True, **LOCALIZE)
+        floors.push(pipeline, walk, level=level, size=SIZE)
+        assert pipeline.map.pose_known
+        assert len(pipeline.snapshot().floor.views) == len(mapped.snapshot().floor.views)
+        return pipeline.scene_map.occupancy()
+
+    assert (grid(0.0).cells >= 0).sum() == pytest.approx((before.cells >= 0).sum(), rel=0.02)
+    assert grid(3.0) is None  # of a storey in which nobody was
 
 
 @pytest.mark.long
