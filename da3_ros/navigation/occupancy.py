@@ -261,7 +261,7 @@ class OccupancyMap(MapListener):
         """Goes on to carve a grid anew after a window, if what it shows has moved by more than
         half a cell."""
         if self._next is None:
-            if not self._is_stale(T_ros_map):
+            if not (self._stale or self._has_moved(T_ros_map)):
                 return
             self._begin(T_ros_map)
         self._carve_piece()
@@ -270,7 +270,7 @@ class OccupancyMap(MapListener):
         """Carves all that has moved, now."""
         while self._next is not None:
             self._carve_piece()
-        if self._is_stale(T_ros_map):
+        if self._stale or self._has_moved(T_ros_map):
             self._begin(T_ros_map)
         while self._next is not None:
             self._carve_piece()
@@ -409,13 +409,11 @@ class OccupancyMap(MapListener):
             self._shown, self._next = carved, None
             self.revision += 1
 
-    def _is_stale(self, T_ros_map: Similarity) -> bool:
-        """Whether the grid is no longer that of the map as it is, or of the storey."""
-        return self._stale or self._has_climbed(T_ros_map) or self._has_moved(T_ros_map)
-
     def _has_moved(self, T_ros_map: Similarity) -> bool:
-        """Whether anything in the grid has moved by more than half a cell, or another component
-        is shown."""
+        """Whether anything in the grid has moved by more than half a cell, another component is
+        shown, or the cameras are in another storey."""
+        if self._feet and self._has_climbed(T_ros_map):
+            return True
         shown, most = self._shown, self._resolution / 2
         if not shown.places and not self._corrected:
             return False
