@@ -14,10 +14,12 @@ from da3_ros.types import Array
 
 log = logging.getLogger(__name__)
 
+NEWEST = 5  # views that tell the storey, by the one in the middle: a floor may be wrong
+
 
 def grid_of_scene(scene: Scene, box: Sequence[float] = ()) -> OccupancyGrid | None:
     """Returns the grid of the scene; None: no keyframe has seen the floor where the scene is
-    level. Unconnected components are left out, and storeys but that of the newest keyframe.
+    level. Unconnected components are left out, and storeys but that of the newest keyframes.
 
     box: least and largest x, y and z [6] of the floor that is wanted, metres in the map; empty:
     none.
@@ -49,10 +51,11 @@ def _of_storey(placed: Sequence[Placed], low: float, high: float) -> list[Placed
 
 
 def _newest_storey(placed: Sequence[Placed]) -> list[Placed]:
-    """Returns the views in the storey of the newest one; says how many others there are."""
+    """Returns the views in the storey of the newest ones; says how many others there are."""
     if not placed:
         return []
-    floor = float(max(placed, key=lambda one: one[0].stamp_ns)[1][3])
+    newest = sorted(placed, key=lambda one: one[0].stamp_ns)[-NEWEST:]
+    floor = sorted(float(place[3]) for _, place in newest)[len(newest) // 2]
     own = _of_storey(placed, floor - STOREY, floor + STOREY)
     if len(own) < len(placed):
         floors = [place[3] for _, place in placed]

@@ -69,6 +69,11 @@ def test_a_file_has_one_storey_and_a_box_chooses_another_one(caplog):
     assert "leaves out 4 keyframes" in caplog.text
     assert "floors from -3" in caplog.text
     caplog.clear()
+    newest = max(views, key=lambda v: v.stamp_ns)
+    wrong = dataclasses.replace(newest, height=newest.height + 3.0 / scene.unit_of[newest.submap])
+    rest = [v for v in views if v is not newest]
+    assert np.array_equal(grid(*rest, wrong).cells, grid(*rest).cells)
+    caplog.clear()
     lower = grid(*below, *views[4:], box=(-50, -50, -4, 50, 50, -2))
     assert np.array_equal(lower.cells, grid(*below).cells)
     known = np.nonzero(lower.cells >= 0)
