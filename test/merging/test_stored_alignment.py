@@ -116,7 +116,7 @@ def merged_error(folders, walks, output):
 @pytest.mark.long
 def test_stored_keyframes_align_better_than_small_images(folders, walks, tmp_path, caplog):
     with_store = merged_error(folders, walks, tmp_path / "with")
-    assert not caplog.records
+    assert not [one for one in caplog.records if one.levelno >= logging.WARNING]
     without_keyframes(folders[1])
     without = merged_error(folders, walks, tmp_path / "without")
     assert with_store < 0.3 * without
