@@ -141,8 +141,8 @@ class LoopKeyframes:
                 moved = self._move_to_disk()
             except SpillBusyError:  # memory holds more until the disk has time
                 break
-            if not moved:
-                self._forget_most_similar(self._on_disk)
+            if not moved:  # of those in memory; of all, if what is left of the others fills it
+                self._forget_most_similar(self._on_disk if self._on_disk + 2 < len(self) else 0)
         if len(self) > MAX_STORED:
             self._forget_most_similar()
 

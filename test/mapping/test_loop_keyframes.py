@@ -57,6 +57,19 @@ def test_a_removed_keyframe_moves_the_border(kept, spill):
     assert kept.nbytes == 3 * (arrays + one) + count * one
 
 
+def test_where_memory_is_full_of_what_lies_on_the_disk_all_are_thinned(tmp_path):
+    """Not the newest ones alone: no loop would be closed any more."""
+    kept = LoopKeyframes(MapTable(), ArraySpill(tmp_path, background=False))
+    room = 20 * (keyframe(0).descriptor.nbytes + loop_keyframes.OVERHEAD)
+    for number in range(200):
+        kept.add_keyframe(keyframe(number), room)
+    assert kept.nbytes <= room
+    assert kept.ids[-1] == 199
+    assert 10 < len(kept) < 20
+    assert sum(id >= 100 for id in kept.ids) > 4
+    assert sum(id < 100 for id in kept.ids) > 2
+
+
 def test_a_correction_writes_nothing(kept, spill):
     move = Similarity(2.0, np.eye(3), np.array([1.0, 2, 3]))
     before, size = [k.depth.copy() for k in kept], spill.size
