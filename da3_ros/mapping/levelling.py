@@ -21,6 +21,7 @@ from da3_ros.types import Array
 LEAST_SIGMA = math.radians(0.3)  # of what is up: mounts are not declared better
 BENT_RAD = math.radians(0.5)  # by which ups of one submap differ before it ends
 BENT_SIGMAS = 2.0  # and by how many standard deviations
+MOST_RATE = math.radians(0.3)  # by which up turns per second where a network bends; else it slips
 FEWEST = 4  # keyframes of a submap that ends early
 # What is tried: of edges, the deviation that they do not state, rad; of ups, the factor on theirs.
 BENDS = np.concatenate(([0.0], np.geomspace(math.radians(0.02), math.radians(0.7), 13)))
@@ -37,6 +38,7 @@ class Up:
 
     direction: Array  # [3] unit vector in the axes of the node
     sigma: float  # of its direction, rad, in each of two axes
+    stamp_ns: int = 0  # when it was measured last
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,8 @@ def mean_up(ups: Sequence[Up]) -> Up:
     """Returns the mean of ups in the same axes, weighted by their information; as certain as the
     most certain one, since the errors of one stretch are those of its neighbours."""
     total = np.sum([up.direction / up.sigma**2 for up in ups], axis=0)
-    return Up(total / np.linalg.norm(total), max(min(up.sigma for up in ups), LEAST_SIGMA))
+    sigma = max(min(up.sigma for up in ups), LEAST_SIGMA)
+    return Up(total / np.linalg.norm(total), sigma, max(up.stamp_ns for up in ups))
 
 
 def common_up(nodes: Sequence[Similarity], ups: Mapping[int, Up]) -> Array:
@@ -82,6 +85,17 @@ class SubmapUp:
         return len(self._ups) >= FEWEST and any(
             angle(last.direction, up.direction)
             > max(BENT_RAD, BENT_SIGMAS * math.hypot(last.sigma, up.sigma))
+            for up in self._ups
+        )
+
+    @property
+    def slips(self) -> bool:
+        """Whether up has turned faster than any network bends: then it is wrong."""
+        last = self._ups[-1]
+        return any(
+            angle(last.direction, up.direction)
+            > MOST_RATE * abs(last.stamp_ns - up.stamp_ns) / 1e9
+            + BENT_SIGMAS * math.hypot(last.sigma, up.sigma)
             for up in self._ups
         )
 

@@ -66,7 +66,8 @@ FEWEST_AGAINST, MOST_AGAINST = 2, 4
 MAX_APART = 16  # of loops that share no view, how many count
 MIN_TOGETHER = 2  # loops that confirm another one, if all compare the same views
 LIVE_SUBMAPS = 2  # newest submaps of which a localized camera's keyframes are kept
-DOUBTED = 2  # newest submaps whose up is not believed once the IMU is found to be wrong
+SLIPPED_NS = 5 * 10**9  # before what is up was seen to slip, in which it is not believed,
+DOUBTED_NS = 15 * 10**9  # and before the IMU was found to be wrong
 BELIEVED_RAD = math.radians(2.0)  # between it and the map, up to which it is believed again
 MOST_TILT = 1.5  # standard deviations by which submaps may disagree about what is up
 # Variance [3] that the start of a chain adds; position over the depth seen last.
@@ -246,15 +247,19 @@ class LoopClosure(MapListener):
         if self._up is None or self._up.submap != submap:
             self._up = SubmapUp(submap)
         self._up.add(up)
+        if self._up.slips:
+            self.doubt_up(up.stamp_ns, SLIPPED_NS)
+            return False
         self._up_is_new = True
         self._graph.set_up(submap, self._up.mean)
         return self._up.bends
 
-    def doubt_up(self) -> None:
-        """Forgets what is up in the newest submaps: the IMU has turned out to be wrong, which
-        takes some seconds."""
-        self._graph.forget_ups(DOUBTED)
-        self._up, self._up_is_new, self._up_is_doubted = None, True, True
+    def doubt_up(self, stamp_ns: int, since_ns: int = DOUBTED_NS) -> None:
+        """Forgets what is up by an IMU that has turned out to be wrong at a stamp, and may have
+        been so since some time before."""
+        self._up_is_doubted |= self._graph.knows_up
+        self._graph.forget_ups(stamp_ns - since_ns)
+        self._up, self._up_is_new = None, True
         self._levelled_at = 0
 
     def hold_level(

@@ -14,6 +14,7 @@ Positions and lengths are in the frame of odometry (``local``, see ``MapTable``)
 from __future__ import annotations
 
 import dataclasses
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -133,19 +134,23 @@ class SubmapGraph:
         if submap in self._at:
             self._ups[submap] = up
 
+    @property
+    def knows_up(self) -> bool:
+        """Whether any node knows what is up."""
+        return bool(self._ups)
+
     def off_level(self, submap: int, up: Up) -> float:
         """Returns the angle, rad, between what is up in the axes of a submap and what all nodes
-        call so; 0 if none knows it."""
+        call so; infinite if none knows it."""
         ups = {self._at[first]: up for first, up in self._ups.items()}
         if not ups:
-            return 0.0
+            return math.inf
         mean = common_up([self.pose(node) for node in self.nodes], ups)
         return angle(self._submaps.T_local_submap(submap).R @ up.direction, mean)
 
-    def forget_ups(self, newest: int) -> None:
-        """Forgets what is up at so many of the newest nodes."""
-        for node in self.nodes[-newest:]:
-            self._ups.pop(node.first, None)
+    def forget_ups(self, since_ns: int) -> None:
+        """Forgets what is up at nodes where it was measured since a stamp."""
+        self._ups = {first: up for first, up in self._ups.items() if up.stamp_ns < since_ns}
 
     def tilt(self, up_map: Array | None = None) -> float:
         """Returns the largest angle, rad, between what a node calls up and ``up_map`` [3], up in

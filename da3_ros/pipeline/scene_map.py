@@ -418,7 +418,7 @@ class SceneMap(MapListener):
         unit = self.scale.published_unit(frame.scale)
         if frame.camera == self.level_finder.camera:  # the others have nothing to say
             if trust == "no" and self._up_is_trusted:
-                self.loops.doubt_up()
+                self.loops.doubt_up(frame.stamp_ns)
             self._up_is_trusted = trust != "no"
         return self.level_finder.follow(frame, stretch, unit, trust=trust, still=still)
 
@@ -427,7 +427,7 @@ class SceneMap(MapListener):
         up = self.level_finder.up
         if up is not None and submap != NO_SUBMAP:
             R = self.table.T_local_submap(submap).R.T @ frame.T_local_camera[:3, :3]
-            up = dataclasses.replace(up, direction=R @ up.direction)
+            up = dataclasses.replace(up, direction=R @ up.direction, stamp_ns=frame.stamp_ns)
             if self.loops.add_up(submap, up):
                 self.submaps.end_submap(submap)
 

@@ -1,5 +1,6 @@
 """What is up in the graph of submaps: how far edges bend, and how wrong an IMU is."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -128,3 +129,14 @@ def test_a_submap_whose_ups_settle_does_not_bend():
     assert len([0.9, 0.5, 0.3, 0.2, 0.15]) > FEWEST
     assert not one.bends
     assert math.degrees(math.acos(one.mean.direction[2])) < 0.2
+
+
+@pytest.mark.parametrize(("per_second", "slips"), [(0.2, False), (1.0, True)])
+def test_what_turns_faster_than_a_network_bends_slips(per_second, slips):
+    one, seen = SubmapUp(0), []
+    for k in range(8):
+        tilted = up(0.5 * k * per_second, sigma=0.2)
+        one.add(dataclasses.replace(tilted, stamp_ns=k * 500_000_000))
+        seen.append(one.slips)
+    assert any(seen) is slips
+    assert not seen[1]

@@ -622,7 +622,9 @@ def test_what_is_up_in_the_newest_nodes_is_forgotten():
     assert graph.off_level(5, Up(true[5].R.T @ [0, 0, 1], 0.01)) < 1e-6
     tilted = Rotation.from_euler("x", 0.1).as_matrix() @ [0, 0, 1]
     assert graph.off_level(5, Up(true[5].R.T @ tilted, 0.01)) == pytest.approx(0.1)
-    graph.forget_ups(2)
+    for k, T in enumerate(true):
+        graph.set_up(k, Up(T.R.T @ [0, 0, 1], 0.01, stamp_ns=k))
+    graph.forget_ups(4)
     assert sorted(graph.problem(metric=True).ups) == [0, 1, 2, 3]
 
 
