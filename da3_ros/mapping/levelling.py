@@ -69,7 +69,7 @@ class SubmapUp:
     def __init__(self, submap: int) -> None:
         self.submap, self._ups = submap, list[Up]()
 
-    def add(self, up: Up) -> None:
+    def measure(self, up: Up) -> None:
         """Adds what is up, in the axes of the submap, at one more keyframe."""
         self._ups.append(up)
 
