@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
 """Scale and gravity from an IMU: errors, time until known, honesty, cost (docs/figures.md).
 
-Usage: bench_imu.py poses|truth|da3-tiny|gyro [--runs N] [--seconds N] [--walks ...] [--late S]
+Usage: bench_imu.py poses|truth|da3-tiny|gyro|level [--runs N] [--seconds N] [--walks ...]
+                    [--late S]
        bench_imu.py --euroc FOLDER
 
 The IMU is simulated along rendered walks, with a consumer chip's noise and biases. poses: the
 estimators alone, with exact poses of the camera and with noise. truth, da3-tiny: the pipeline with
 refinement. gyro: errors of the path in odom, with the IMU's rotations and without, on exact
-windows with noise (``PIXELS``), after an alignment. NEES is that of one quantity: 1 is honest.
+windows with noise (``PIXELS``), after an alignment. level: how level the map is of a network that
+bends the way and of an exact one, with a sound IMU, with one whose mount slips by 10 degrees or
+that shakes by half of gravity, and without. NEES is that of one quantity: 1 is honest.
 --euroc: a recording in the layout of EuRoC
 (mav0/imu0, mav0/state_groundtruth_estimate0), with its true poses as the camera's path.
 """
@@ -15,6 +18,8 @@ windows with noise (``PIXELS``), after an alignment. NEES is that of one quantit
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import itertools
 import math
 import sys
 import time
@@ -30,19 +35,19 @@ import yaml
 from scipy.spatial.transform import Rotation, Slerp
 
 from da3_ros.config import config_from_parameters
-from da3_ros.geometry.poses import invert_pose, mean_rotation
+from da3_ros.geometry.poses import invert_pose, mean_rotation, turn_between
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.inertial.gravity import GravityFilter
 from da3_ros.inference import open_networks
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.scale_sources import SCALE_SOURCES
 from da3_ros.scale_sources.imu import ImuFilter, ImuMotion
-from da3_ros.synthetic import SyntheticCamera, make_room, make_walk
+from da3_ros.synthetic import SyntheticCamera, SyntheticFrame, make_room, make_walk
 from da3_ros.synthetic.imu import ImuSamples, imu_samples
 from da3_ros.synthetic.truth import Noise, TruthSession
-from da3_ros.types import Array, Frame, ImuNoise, ImuStretch, View
+from da3_ros.types import Array, Frame, ImuNoise, ImuStretch, Prediction, View, Window
 
-MODES = ("poses", "truth", "da3-tiny", "gyro")
+MODES = ("poses", "truth", "da3-tiny", "gyro", "level")
 WALKS = ("carried", "drone", "handheld")
 RATE_HZ = 10.0
 AFTER_S = (2, 5, 10, 15, 30)
@@ -53,6 +58,20 @@ MOUNT[:3, 3] = 0.05, 0.02, -0.03
 CHIP = ImuNoise()
 UNIT = 0.4  # units of the path per metre
 PIXELS = Noise(independent=0.02, smooth=0.03, per_frame=0.01, rotation_deg=0.1, translation=0.002)
+LEVEL_SIZE = (112, 84)
+LEVELS = [
+    (6.0, "off"),
+    (6.0, "sound"),
+    (0.0, "off"),
+    (0.0, "sound"),
+    (0.0, "slips"),
+    (0.0, "shakes"),
+]
+SHAKE = 5.0  # of an accelerometer, m/s^2
+SLIPPED = np.eye(4)
+SLIPPED[:3, :3] = Rotation.from_euler("xz", [9, 4.5], degrees=True).as_matrix()
+TRUTH_SCALE = float(np.exp(-np.random.default_rng(0).normal(0, 0.5)))  # of its first window
+LAST = 20  # frames at the end of a walk
 
 
 @dataclass(frozen=True)
@@ -234,6 +253,105 @@ def gyro_row(walk: str, seeds: Sequence[int], count: int, imu: bool) -> dict[str
     }  # fmt: skip
 
 
+class BentSession(TruthSession):
+    """Exact windows, but for a tilt about an axis of the room that grows from view to view."""
+
+    def __init__(self, frames: Sequence[SyntheticFrame], degrees: float) -> None:
+        """degrees: from one frame to the next."""
+        super().__init__(frames)
+        self._axis = {f.stamp_ns: f.T_room_camera[0, :3] for f in frames}  # x, camera axes
+        self._step = math.radians(degrees)
+
+    def infer(self, window: Window) -> Prediction:
+        """Returns what a network would that bends the way."""
+        out = super().infer(window)
+        assert out.T_window_camera is not None
+        poses, first = out.T_window_camera.copy(), window.views[0].id
+        for k, view in enumerate(window.views):
+            turn = Rotation.from_rotvec(self._step * (view.id - first) * self._axis[view.stamp_ns])
+            poses[k, :3, :3] = poses[k, :3, :3] @ turn.as_matrix()
+        return dataclasses.replace(out, T_window_camera=poses)
+
+
+@dataclass(frozen=True)
+class Held:
+    """How level a map is, and how good its path."""
+
+    of_map: Array  # [N] tilts, degrees
+    published: Array  # [N] of poses as they were published
+    square_m2: float  # mean square of the path's errors
+
+
+def level_row(
+    walk: str, seeds: Sequence[int], count: int, degrees: float, fault: str
+) -> dict[str, Any]:
+    """Returns how level the map and published poses are where a network bends the whole way by
+    some degrees. fault: of the IMU, or off."""
+    runs = [level_run(walk, seed, count, degrees, fault) for seed in seeds]
+    return {
+        "walk": walk, "runs": len(seeds), "bend_deg": degrees, "imu": fault,
+        "end_deg": float(np.mean([run.of_map[-LAST:].mean() for run in runs])),
+        "largest_deg": float(np.max([run.of_map.max() for run in runs])),
+        "published_deg": float(np.mean([run.published[-LAST:].mean() for run in runs])),
+        "ate_mm": 1e3 * math.sqrt(np.mean([run.square_m2 for run in runs])),
+    }  # fmt: skip
+
+
+def level_run(walk: str, seed: int, count: int, degrees: float, fault: str) -> Held:
+    """Runs the pipeline along one walk; arguments as of ``level_row``."""
+    # Of a longer walk, so that it does not come back to where windows would see the bend.
+    camera = SyntheticCamera(seed, LEVEL_SIZE, walk=walk, frames=count * 5 // 4, rate_hz=RATE_HZ)
+    frames = list(itertools.islice(camera, count))
+    config = config_from_parameters({
+        "model": "da3-tiny", "process_res": LEVEL_SIZE[0], "loop.every": 10**6,
+        "dense.enabled": False, "refinement.enabled": False, "keyframe.parallax": 0.03,
+        "scale.source": "fixed", "scale.factor": TRUTH_SCALE, "map.remove_movers": False,
+        "level.source": "none" if fault == "off" else "imu",
+    })  # fmt: skip
+    pipeline, found = Pipeline(config, BentSession(frames, degrees / count)), []
+    stretches = faulty_imu(camera, frames, seed, fault)
+    for f, stretch in zip(frames, stretches, strict=True):
+        frame = Frame(f.stamp_ns, f.image, calibration=camera.calibration, imu=stretch)
+        found += pipeline.push(frame)
+    found += pipeline.flush()
+    true = {f.stamp_ns: f.T_room_camera for f in frames}
+    path = [(p.T_map_camera, true[p.stamp_ns]) for p in pipeline.map.poses()]
+    ours, truth = (np.array(T) for T in zip(*path, strict=True))
+    live = [(r.T_map_camera, true[r.stamp_ns]) for r in found]
+    R = pipeline.scene_map.T_ros_map[:3, :3]
+    if fault == "off":  # level at the beginning
+        R = turn_between(ours[0, :3, :3] @ truth[0, 2, :3], np.array([0.0, 0.0, 1.0]))
+    S = Similarity.aligning(truth, ours)
+    away = S.points(ours[:, :3, 3]) - truth[:, :3, 3]
+    return Held(
+        tilts_of(R, ours, truth),
+        tilts_of(R, *(np.array(T) for T in zip(*live, strict=True))),
+        float(np.mean(np.sum(away**2, axis=1))),
+    )
+
+
+def faulty_imu(
+    camera: SyntheticCamera, frames: Sequence[SyntheticFrame], seed: int, fault: str
+) -> list[ImuStretch | None]:
+    """Returns what an IMU measures before each frame."""
+    at = np.array([f.stamp_ns for f in frames])
+    samples = imu_samples(camera.T_room_camera[: len(at)], at, noise=CHIP, seed=seed)
+    if fault == "shakes":
+        white = np.random.default_rng(seed).normal(size=samples.acceleration.shape)
+        samples = dataclasses.replace(samples, acceleration=samples.acceleration + SHAKE * white)
+    stretches = samples.stretches(at)
+    if fault == "slips":
+        half = len(at) // 2
+        stretches = stretches[:half] + samples.stretches(at, SLIPPED)[half:]
+    return [None, *stretches]
+
+
+def tilts_of(R_ros_map: Array, poses: Array, true: Array) -> Array:
+    """Returns the angles [N], degrees, between up as poses in the map have it and its z."""
+    up = np.einsum("ij,njk,nk->ni", R_ros_map, poses[:, :3, :3], true[:, 2, :3])
+    return np.degrees(np.arccos(np.clip(up[:, 2], -1, 1)))
+
+
 def figures(courses: Sequence[Course]) -> dict[str, Any]:
     """Returns errors of the scale in per cent and of gravity in degrees, over all walks."""
     out: dict[str, Any] = {
@@ -284,6 +402,9 @@ def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         seeds = range(100, 100 + options.runs)
         if options.mode == "gyro":
             yield from (gyro_row(walk, seeds, count, imu) for imu in (False, True))
+            continue
+        if options.mode == "level":
+            yield from (level_row(walk, seeds, count, *kind) for kind in LEVELS)
             continue
         if options.mode != "poses":
             courses = [pipeline_course(walk, seed, count, options.mode) for seed in seeds]

@@ -285,6 +285,7 @@ ENTRIES: dict[str, Entry] = {
     "imu-scale": Entry(IMU, figures.imu_scale),
     "imu-up": Entry(IMU, figures.imu_up),
     "imu-gyro": Entry(("imu-gyro.json",), figures.imu_gyro),
+    "imu-level": Entry(("imu-level.json",), figures.imu_level),
     "metres-cost": Entry(("metres-cost.json",), figures.metres_cost),
     "anchors": Entry(("anchors.json", "anchors-da3-tiny.json"), figures.anchors),
     "exports": Entry(("map.json",), figures.exports),

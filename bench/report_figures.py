@@ -58,6 +58,12 @@ imu_gyro = listing(
     Column("ate_mm", "ATE, mm"),
     Column("rotation_deg", "Rotation, degrees: mean"), Column("rotation_largest_deg", "largest"),
 )  # fmt: skip
+imu_level = listing(
+    "walk", Column("runs", "Rooms"), Column("bend_deg", "The network bends the way by, degrees"),
+    Column("imu", "IMU"), Column("end_deg", "Tilt, degrees: map's end", digits=2),
+    Column("largest_deg", "largest", digits=2),
+    Column("published_deg", "newest published", digits=2), Column("ate_mm", "ATE, mm", digits=2),
+)  # fmt: skip
 anchors = joined(
     lambda result: result.rows,
     "windows", Column("walks", "Rooms"), Column("kind", "Global poses"),

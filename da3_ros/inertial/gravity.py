@@ -7,7 +7,7 @@ acceleration; without, the velocity is only known to stay within limits. No acce
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,6 +26,8 @@ STANDING = 0.02  # velocity of a camera that stands, m/s
 SCALE_SIGMA = 0.02  # relative, of a known scale
 MOST_CORRECTION = 0.1  # of a scale, relative, beyond which motion begins anew
 LENGTH_SIGMA = 0.03  # of gravity, m/s^2
+FEWEST_SAMPLES = 8  # that show how much the accelerometer shakes
+MORE_NOISE = 2.0  # times the stated noise, from which on that counts
 MEMORY = 0.05  # share of the newest frame in the noise that is learned
 # State: position and velocity of the IMU in ``local``, metres; gravity in ``local``; bias of the
 # accelerometer in the camera's axes; metres per unit.
@@ -90,7 +92,7 @@ class GravityFilter:
         if last is None or stretch is None or not follows or not usable(stretch):
             self._interrupt(last, stamp_ns)
             return self._estimate()
-        moved = preintegrate(stretch, stretch.noise)
+        moved = preintegrate(stretch, noise_of(stretch))
         before, after = last[1], T_local_camera
         # The mean of both ends' rotations leaves the gyro's bias without effect.
         R = (before[:3, :3] + after[:3, :3] @ moved.rotation.T) / 2
@@ -209,6 +211,21 @@ class GravityFilter:
         across = _AXES - np.outer(up, up)
         covariance = across @ self._P[_G, _G] @ across / length**2
         return GravityEstimate(up, covariance, self._x[_B].copy())
+
+
+def noise_of(stretch: ImuStretch) -> ImuNoise:
+    """Returns the noise of an IMU, with that of its acceleration as the samples show it where it
+    is much more than stated: an IMU that shakes says less of what is up."""
+    inside = stretch.acceleration[1:-1]  # the ends are interpolated
+    if len(inside) < FEWEST_SAMPLES:
+        return stretch.noise
+    # Second differences of white noise; motion hardly has any from sample to sample.
+    white = math.sqrt(float(np.mean(np.diff(inside, 2, axis=0) ** 2)) / 6)
+    step = float(stretch.stamps_ns[-1] - stretch.stamps_ns[0]) / 1e9 / (len(inside) + 1)
+    seen = white * math.sqrt(step)
+    if seen < MORE_NOISE * stretch.noise.acceleration:
+        return stretch.noise
+    return replace(stretch.noise, acceleration=seen)
 
 
 def _differs(before: float | None, metres: float | None) -> bool:

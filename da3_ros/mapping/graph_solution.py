@@ -11,7 +11,8 @@ import numpy as np
 
 from da3_ros.geometry.poses import turn_between
 from da3_ros.geometry.similarity import Similarity, orthonormal
-from da3_ros.mapping.pose_graph import TILT, Edge, Metric, components, marginal, optimize
+from da3_ros.mapping.levelling import Up, common_up, with_level
+from da3_ros.mapping.pose_graph import Edge, Metric, components, marginal, optimize
 from da3_ros.types import Array
 
 MAX_LOG_SCALE = 3.0  # log of the largest credible change of a submap's size
@@ -95,14 +96,6 @@ class Correction:
 
 
 @dataclass(frozen=True, eq=False)
-class Up:
-    """What is up, as an IMU has measured it at a node."""
-
-    direction: Array  # [3] unit vector in the axes of the node
-    sigma: float  # of its direction, rad, in each of two axes
-
-
-@dataclass(frozen=True, eq=False)
 class Joint:
     """A loop between components: no pose of one relative to the other was measured before."""
 
@@ -126,6 +119,7 @@ class Problem:
     all_components: bool = False  # or only the newest submap's
     ups: Mapping[int, Up] = field(default_factory=dict)  # by the index of a node
     levelled: bool = False  # whether it is solved for these alone
+    up_map: Array | None = None  # [3] up in the map; None: the oldest submap keeps its tilt
 
 
 def with_rigid_map(
@@ -161,8 +155,8 @@ def solve(problem: Problem) -> Correction:
     fixed = _fixed(problem, component, anchors)
     start, metric, level = _start(problem, component), problem.metric, None
     ups = {k: up for k, up in problem.ups.items() if here[k]}
-    if len(ups) > 1:
-        start, edges, level = _with_level(start, edges, ups)
+    if len(ups) > 1 or (ups and problem.up_map is not None):
+        start, edges, level = with_level(start, edges, ups)
         metric = np.append(np.broadcast_to(metric, len(nodes)), True)
     found = optimize(start, edges, fixed=fixed, metric=metric, level=level).nodes
     whole, found = found, found[: len(nodes)]
@@ -177,6 +171,8 @@ def solve(problem: Problem) -> Correction:
     T = problem.T_map_local
     scale = T.scale / moves[oldest].scale if problem.keep_unit else T.scale
     R = orthonormal(T.R @ nodes[0].R @ found[0].R.T)
+    if level is not None and problem.up_map is not None and here[0]:
+        R = turn_between(R @ common_up(found, ups), problem.up_map) @ R
     T_map_local = Similarity(scale, R, T.points(nodes[0].t) - scale * R @ found[0].t)
     # What no edges connect to the newest submap keeps its pose and size in the map.
     stays = T_map_local.inverse() @ T
@@ -188,30 +184,6 @@ def solve(problem: Problem) -> Correction:
     sure = marginal(whole, edges, fixed=oldest, of=newest, metric=metric, level=level)
     corrected = Moves(problem.nodes[:-1], moves[:-1])
     return Correction(corrected, T_map_local, T, problem.loops, sure, levelled=problem.levelled)
-
-
-def common_up(nodes: Sequence[Similarity], ups: Mapping[int, Up]) -> Array:
-    """Returns the mean direction [3] of what nodes call up, in the frame of their poses."""
-    total = np.zeros(3)
-    for k, up in ups.items():
-        total += nodes[k].R @ up.direction / up.sigma**2
-    return np.asarray(total / np.linalg.norm(total))
-
-
-def _with_level(
-    nodes: Sequence[Similarity], edges: Sequence[Edge], ups: Mapping[int, Up]
-) -> tuple[list[Similarity], list[Edge], int]:
-    """Returns a graph with one more node, whose z is up, edges of tilt to it, and its index."""
-    R_level = turn_between(np.array([0.0, 0.0, 1.0]), common_up(nodes, ups))
-    level, out = len(nodes), list(edges)
-    for k, up in ups.items():
-        # Where the node is now but for its tilt, so that the residual is one of tilt.
-        R = nodes[k].R.T @ R_level
-        R = turn_between(R[:, 2], up.direction) @ R
-        only_tilt = np.diag(TILT / up.sigma)
-        measured = Similarity(1.0, R, np.zeros(3))
-        out.append(Edge(k, level, measured, np.full(3, np.inf), whitening=only_tilt))
-    return [*nodes, Similarity(1.0, R_level, np.zeros(3))], out, level
 
 
 def _fixed(problem: Problem, component: Array, anchors: Mapping[int, int]) -> list[int]:

@@ -29,7 +29,8 @@ from da3_ros.config import LoopConfig
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.mapping.alignment import Alignment, WindowAligner
-from da3_ros.mapping.graph_solution import Correction, Joint, Problem, Up, solve
+from da3_ros.mapping.graph_solution import Correction, Joint, Problem, solve
+from da3_ros.mapping.levelling import SubmapUp, Up
 from da3_ros.mapping.loop_candidates import (
     DriftModel,
     Loop,
@@ -65,6 +66,9 @@ FEWEST_AGAINST, MOST_AGAINST = 2, 4
 MAX_APART = 16  # of loops that share no view, how many count
 MIN_TOGETHER = 2  # loops that confirm another one, if all compare the same views
 LIVE_SUBMAPS = 2  # newest submaps of which a localized camera's keyframes are kept
+SLIPPED_NS = 5 * 10**9  # before what is up was seen to slip, in which it is not believed,
+DOUBTED_NS = 15 * 10**9  # and before the IMU was found to be wrong
+BELIEVED_RAD = math.radians(2.0)  # between it and the map, up to which it is believed again
 MOST_TILT = 1.5  # standard deviations by which submaps may disagree about what is up
 # Variance [3] that the start of a chain adds; position over the depth seen last.
 LOST_VARIANCE = np.array([0.7, 0.5, 1.0]) ** 2
@@ -128,9 +132,12 @@ class LoopClosure(MapListener):
         self._drift_model: DriftModel | None = None
         self._guessed = False  # whether a part of this drift is guessed rather than measured
         self._joined: Joint | None = None  # components that the newest loop has joined
-        self._up_of = -1  # submap of which what is up is summed: directions, and their number
-        self._up_sum, self._up_count = np.zeros(3), 0
-        self._levelled_at = 0  # number of nodes when what is up was last compared
+        self._up: SubmapUp | None = None  # in the newest submap that knows it
+        self._up_is_new = False  # whether it has changed since all were compared
+        self._up_is_doubted = False  # whether the IMU was wrong, and has not agreed since
+        self._left = 0.0  # tilt that the last solution for what is up has left
+        self._levelled_at = 0  # number of nodes at that
+        self._up_map: Array | None = None  # [3] up in the map then
         # Whether the oldest submap keeps its size in the map: if loops connect components, and in
         # a loaded map.
         self._keeps_unit = False
@@ -226,26 +233,52 @@ class LoopClosure(MapListener):
         self.keyframes.add_keyframe(keyframe, self._max_bytes, keep_all=self._is_localized)
         self.candidates.restart()
 
-    def add_up(self, submap: int, up: Up) -> None:
-        """Takes what is up in the axes of a submap, as a keyframe of it has measured it: the mean
-        of all counts, as certain as one of them."""
-        if not self.enabled or self._is_localized:
-            return
-        if self._up_of != submap:
-            self._up_of, self._up_sum, self._up_count = submap, np.zeros(3), 0
-        self._up_sum, self._up_count = self._up_sum + up.direction, self._up_count + 1
-        mean = Up(self._up_sum / np.linalg.norm(self._up_sum), up.sigma)
-        self._graph.set_up(submap, mean)
+    def add_up(self, submap: int, up: Up) -> bool:
+        """Takes what is up in the axes of a submap, as a keyframe of it has measured it. Returns
+        whether the submap is bent by so much that it should end.
 
-    def hold_level(self, metric: Metric) -> None:
-        """Solves the graph if submaps do not agree about what is up. metric: as in
-        ``try_close_loop``."""
-        newest = len(self._graph.nodes)
-        if self._solving is not None or newest == self._levelled_at:
+        Of an IMU that was wrong it counts from when it agrees with the map.
+        """
+        if not self.enabled or self._is_localized:
+            return False
+        if self._up_is_doubted and self._graph.off_level(submap, up) > BELIEVED_RAD:
+            return False
+        self._up_is_doubted = False
+        if self._up is None or self._up.submap != submap:
+            self._up = SubmapUp(submap)
+        self._up.measure(up)
+        if self._up.slips:
+            self.doubt_up(up.stamp_ns, SLIPPED_NS)
+            return False
+        self._up_is_new = True
+        self._graph.set_up(submap, self._up.mean)
+        return self._up.bends
+
+    def doubt_up(self, stamp_ns: int, since_ns: int = DOUBTED_NS) -> None:
+        """Forgets what is up by an IMU that has turned out to be wrong at a stamp, and may have
+        been so since some time before."""
+        self._up_is_doubted |= self._graph.knows_up
+        self._graph.forget_ups(stamp_ns - since_ns)
+        self._up, self._up_is_new = None, True
+        self._levelled_at = 0
+
+    def hold_level(
+        self, metric: Metric, up_map: Array | None = None, *, ends: bool = False
+    ) -> None:
+        """Solves the graph if submaps do not agree about what is up, or with ``up_map`` [3], up in
+        the map, if that is known.
+
+        Again once there is another submap, or the tilt that was left has grown, or the recording
+        ends. metric: as in ``try_close_loop``.
+        """
+        if self._solving is not None or not (self._up_is_new or ends):
             return
-        self._levelled_at = newest
-        if self._graph.tilt > MOST_TILT:
-            self.solve(metric, levelled=True)
+        self._up_is_new = False
+        tilt, newest = self._graph.tilt(up_map), len(self._graph.nodes)
+        left = self._left if newest == self._levelled_at and not ends else 0.0
+        if tilt > left + MOST_TILT:
+            self._levelled_at, self._up_map = newest, up_map
+            self.solve(metric, levelled=True, up_map=up_map)
 
     def _start_submap(self, id: int) -> None:
         begin = self._submaps.T_local_submap(id).t
@@ -572,13 +605,15 @@ class LoopClosure(MapListener):
         """Returns the graph as it is, with known sizes, for what else asks the map to move."""
         return self._graph.problem(metric=True, all_components=True)
 
-    def solve(self, metric: Metric, *, levelled: bool = False) -> None:
+    def solve(
+        self, metric: Metric, *, levelled: bool = False, up_map: Array | None = None
+    ) -> None:
         """Starts the solver; ``collect`` returns its correction. levelled: only what is up asks
-        for it."""
+        for it. up_map: [3] up in the map; None: its oldest submap keeps its tilt."""
         joined, self._joined = self._joined, None
         problem = self._graph.problem(
             metric, self._keeps_unit, joined, all_components=self.candidates.is_asked,
-            levelled=levelled,
+            levelled=levelled, up_map=up_map,
         )  # fmt: skip
         if self._solver is None:
             self._solver = ThreadPoolExecutor(1, "da3_loops")
@@ -603,6 +638,8 @@ class LoopClosure(MapListener):
         """Notes that submaps have moved, by a loop or by another SLAM."""
         c = correction
         self.closed += not (c.followed or c.adjusted or c.levelled or c.anchored)
+        if c.levelled:
+            self._left = self._graph.tilt(self._up_map)
         if correction.followed:
             self._graph.measure_anew()
         elif correction.adjusted:  # what loops have measured stays: it had a say

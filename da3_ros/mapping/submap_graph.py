@@ -14,6 +14,7 @@ Positions and lengths are in the frame of odometry (``local``, see ``MapTable``)
 from __future__ import annotations
 
 import dataclasses
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import dijkstra
 
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.mapping.graph_solution import Joint, Node, Problem, Up, common_up, with_rigid_map
+from da3_ros.mapping.graph_solution import Joint, Node, Problem, with_rigid_map
+from da3_ros.mapping.levelling import Up, angle, common_up, mean_up
 from da3_ros.mapping.map_table import MapTable
 from da3_ros.mapping.pose_graph import Edge, Metric, components
 from da3_ros.types import Array
@@ -133,14 +135,34 @@ class SubmapGraph:
             self._ups[submap] = up
 
     @property
-    def tilt(self) -> float:
-        """The largest angle, rad, between what a node and all others call up, over its standard
-        deviation; 0 with fewer than two nodes that know it."""
+    def knows_up(self) -> bool:
+        """Whether any node knows what is up."""
+        return bool(self._ups)
+
+    def off_level(self, submap: int, up: Up) -> float:
+        """Returns the angle, rad, between what is up in the axes of a submap and what all nodes
+        call so; infinite if none knows it."""
         ups = {self._at[first]: up for first, up in self._ups.items()}
-        if len(ups) < 2:
+        if not ups:
+            return math.inf
+        mean = common_up([self.pose(node) for node in self.nodes], ups)
+        return angle(self._submaps.T_local_submap(submap).R @ up.direction, mean)
+
+    def forget_ups(self, since_ns: int) -> None:
+        """Forgets what is up at nodes where it was measured since a stamp."""
+        self._ups = {first: up for first, up in self._ups.items() if up.stamp_ns < since_ns}
+
+    def tilt(self, up_map: Array | None = None) -> float:
+        """Returns the largest angle, rad, between what a node calls up and ``up_map`` [3], up in
+        the map, over its standard deviation; None: up is what all nodes call so. 0 if there is
+        nothing to compare."""
+        ups = {self._at[first]: up for first, up in self._ups.items()}
+        if len(ups) < (2 if up_map is None else 1):
             return 0.0
         poses = [self.pose(node) for node in self.nodes]
         mean = common_up(poses, ups)
+        if up_map is not None:
+            mean = self._submaps.T_map_local.R.T @ up_map
         return max(
             float(np.linalg.norm(np.cross(poses[k].R @ up.direction, mean))) / up.sigma
             for k, up in ups.items()
@@ -332,9 +354,7 @@ class SubmapGraph:
             ups.append(dataclasses.replace(self._ups[b], direction=R_a_b @ self._ups[b].direction))
         known = [up for up in ups if up is not None]
         if known:
-            mean = np.mean([up.direction for up in known], axis=0)
-            sigma = max(up.sigma for up in known)
-            self._ups[a] = Up(mean / np.linalg.norm(mean), sigma)
+            self._ups[a] = mean_up(known)
 
     def _forget_oldest(self) -> Absorbed:
         gone = self.nodes.pop(self.map_size)
@@ -405,6 +425,7 @@ class SubmapGraph:
         *,
         all_components: bool = False,
         levelled: bool = False,
+        up_map: Array | None = None,
     ) -> Problem:
         """Returns what ``solve`` needs; a copy, because it may be solved on another thread."""
         loops = tuple((e.first, e.second) for e in self._edges if e.loop)
@@ -419,7 +440,7 @@ class SubmapGraph:
             keep_unit, loops, joined, all_components,
             # A read-only map stays as it is.
             {} if self.map_size > 1 else {at[first]: up for first, up in self._ups.items()},
-            levelled,
+            levelled, up_map,
         )  # fmt: skip
 
     def unmeasured(self, old: int, new: int) -> frozenset[int]:

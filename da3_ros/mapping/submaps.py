@@ -113,6 +113,7 @@ class SubmapStore:
         self.components_of_scene = SceneComponents()
         self._is_searched = False  # whether new frames are looked for in the first component
         self.revision = next(_REVISIONS)  # changes with every visible change
+        self._ended = -1  # id of a submap that the next keyframe ends
         self._forget_at = 64  # number of submaps at which empty ones are removed
 
     def set_limits(self, limits: MapConfig, metres: float) -> None:
@@ -178,6 +179,10 @@ class SubmapStore:
         self.points.close()
         if self.localized is not None:
             self.localized.close()
+
+    def end_submap(self, id: int) -> None:
+        """Begins a new submap with the next keyframe, if the newest one is still this one."""
+        self._ended = id
 
     @property
     def cameras(self) -> tuple[str, ...]:
@@ -384,6 +389,8 @@ class SubmapStore:
     def _is_full(self, submap: Submap) -> bool:
         if self.localized is not None:
             return submap.keyframes >= KEYFRAMES
+        if submap.id == self._ended:
+            return True
         return submap.keyframes >= KEYFRAMES or self.points.point_count(submap) > MAX_VOXELS
 
     def _voxel(self, submap: Submap) -> float:

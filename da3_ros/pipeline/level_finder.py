@@ -11,7 +11,7 @@ from da3_ros.inertial.followed_camera import FollowedCamera
 from da3_ros.inertial.gravity import GravityFilter
 from da3_ros.inertial.mount_check import MountCheck
 from da3_ros.mapping.frames import LocalFrame
-from da3_ros.mapping.graph_solution import Up
+from da3_ros.mapping.levelling import Up
 from da3_ros.mapping.metric_scale import scaled_pose
 from da3_ros.navigation.floor import IMAGE_UP, Floor, level_at
 from da3_ros.types import Array, ImuStretch

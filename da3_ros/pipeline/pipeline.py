@@ -98,6 +98,8 @@ class Pipeline:
         keyframes; call at the end of a recording."""
         yield from self._levelled(self._steps.flush())
         self.scene_map.close_loop(wait=True)
+        self.scene_map.hold_level(ends=True)
+        self.scene_map.close_loop(wait=True)
         self.scene_map.adjust(self.refinement.metre, self.odometry.chain, ends=True)
         if self._steps.take_lenses():
             self.scene_map.adjust(self.refinement.metre, self.odometry.chain, ends=True)

@@ -105,6 +105,7 @@ class SceneMap(MapListener):
         # Whether the gyro has bridged a gap since loops have last corrected the map: then nobody
         # knows how far the camera has moved in it.
         self._is_bridged = False
+        self._up_is_trusted = True  # whether nothing contradicts the IMU
         self._reset_map_pose()
         self._apply_mode()
 
@@ -415,6 +416,10 @@ class SceneMap(MapListener):
     ) -> LocalFrame:
         """Returns a frame with what is up by gravity or floor; see ``LevelFinder.follow``."""
         unit = self.scale.published_unit(frame.scale)
+        if frame.camera == self.level_finder.camera:  # the others have nothing to say
+            if trust == "no" and self._up_is_trusted:
+                self.loops.doubt_up(frame.stamp_ns)
+            self._up_is_trusted = trust != "no"
         return self.level_finder.follow(frame, stretch, unit, trust=trust, still=still)
 
     def note_up(self, frame: LocalFrame, submap: int) -> None:
@@ -422,7 +427,15 @@ class SceneMap(MapListener):
         up = self.level_finder.up
         if up is not None and submap != NO_SUBMAP:
             R = self.table.T_local_submap(submap).R.T @ frame.T_local_camera[:3, :3]
-            self.loops.add_up(submap, dataclasses.replace(up, direction=R @ up.direction))
+            up = dataclasses.replace(up, direction=R @ up.direction, stamp_ns=frame.stamp_ns)
+            if self.loops.add_up(submap, up):
+                self.submaps.end_submap(submap)
+
+    def hold_level(self, *, ends: bool = False) -> None:
+        """Begins to level submaps that do not agree about what is up. ends: no window follows."""
+        by_gravity = self.config.level.source == "imu" and self._has_axes and not self._is_given
+        up_map = self.T_ros_map[2, :3] if by_gravity else None
+        self.loops.hold_level(self.scale.measured, up_map, ends=ends)
 
     def measure_depth(self, *, pause: bool = False) -> None:
         """Goes on to measure the depth of keyframes, after a window.

@@ -349,7 +349,7 @@ class WindowSteps(MapListener):
                 self.pose_search.hint,
                 self.places.matching if self.config.refinement.enabled else None,
             )
-            self.scene_map.loops.hold_level(self.scene_map.scale.measured)
+            self.scene_map.hold_level()
             if self.scene_map.submaps.pose_known:  # else two may contradict each other
                 self.pose_search.note_found(self.scene_map.loops.found - found)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.inertial import UNIT, InertialWalk
 
-from da3_ros.inertial.gravity import GravityFilter
+from da3_ros.inertial.gravity import GravityFilter, noise_of
 from da3_ros.types import ImuNoise
 
 CALIBRATED = ImuNoise(gyro_bias=0.0, acceleration_bias=0.01)
@@ -56,6 +56,25 @@ def test_the_stated_deviation_is_honest(kind, metres):
         found = followed(walk, metres)[-1]
         nees.append(walk.tilt(found.up_local) ** 2 / found.sigma**2 / 2)
     assert 0.02 < np.mean(nees) < 2.0
+
+
+@pytest.mark.parametrize("shake", [0.0, 5.0])
+def test_an_accelerometer_that_shakes_says_less_of_what_is_up(shake):
+    """White noise of half of gravity on each sample: up is as uncertain as it is wrong."""
+    nees = []
+    for seed in range(4):
+        walk = InertialWalk("carried", seed, 12, position_m=0.003, rotation_deg=0.1)
+        rng = np.random.default_rng(seed)
+        walk.stretches = [
+            replace(s, acceleration=s.acceleration + shake * rng.normal(size=s.acceleration.shape))
+            for s in walk.stretches
+        ]
+        stated = walk.stretches[5].noise
+        assert (noise_of(walk.stretches[5]) is stated) == (shake == 0)
+        found = followed(walk, 1 / UNIT)
+        nees += [walk.tilt(e.up_local) ** 2 / e.sigma**2 / 2 for e in found[60::10]]
+        assert (found[-1].sigma > np.radians(0.5)) == (shake > 0)
+    assert np.mean(nees) < 2.0
 
 
 def test_standing_tells_up_at_once_as_far_as_the_bias_is_known():

@@ -1,6 +1,7 @@
 """The graph of submaps in bounded memory, against one that keeps everything."""
 
 import itertools
+import math
 import pickle
 
 import numpy as np
@@ -13,7 +14,8 @@ from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.mapping import submap_graph
 from da3_ros.mapping.alignment import Alignment, WindowAligner
 from da3_ros.mapping.descriptor_index import DescriptorIndex, whitened, whitening
-from da3_ros.mapping.graph_solution import Joint, Moves, Node, Problem, Up, solve
+from da3_ros.mapping.graph_solution import Joint, Moves, Node, Problem, solve
+from da3_ros.mapping.levelling import Up
 from da3_ros.mapping.loop_candidates import placed_ends
 from da3_ros.mapping.loop_closure import DriftModel, Loop, LoopClosure
 from da3_ros.mapping.loop_keyframes import PlacedKeyframe
@@ -572,7 +574,7 @@ def test_what_is_up_straightens_a_way_that_bends():
     true = [Similarity(1.0, np.eye(3), np.array([i, 0.0, 0.0])) for i in range(40)]
     poses = bent(true, 0.1)
     graph = with_ups(true, poses, np.radians(0.2))
-    assert graph.tilt > 5
+    assert graph.tilt() > 5
     after, correction = solved(graph, poses, levelled=True)
     assert correction.levelled
     assert tilts(poses, true).max() > 3.8
@@ -582,6 +584,48 @@ def test_what_is_up_straightens_a_way_that_bends():
     assert abs(ends[2] - ends[0]) < 0.3
     # The newest submap stays in the frame of odometry.
     np.testing.assert_allclose(after[-1].R, poses[-1].R)
+
+
+def test_edges_that_state_too_little_do_not_keep_a_way_bent():
+    """Windows that fit each other exactly, so that edges state a thousandth of a degree."""
+    true = [Similarity(1.0, np.eye(3), np.array([i, 0.0, 0.0])) for i in range(12)]
+    poses, sure = bent(true, 0.5), np.array([1e-12, math.radians(1e-3) ** 2, 1e-12])
+    graph = SubmapGraph(table_of(poses))
+    for k in range(len(poses)):
+        graph.add(k, sure, guessed=False)
+        graph.set_up(k, Up(true[k].R.T @ [0, 0, 1], math.radians(0.3)))
+    after, _ = solved(graph, poses, levelled=True)
+    assert tilts(poses, true).max() > 5.4
+    assert tilts(after, true).max() < 0.5
+
+
+def test_the_map_turns_to_what_is_up_in_it_where_that_is_given():
+    """As far as it tilts: its first submap stays at its place, and keeps its heading."""
+    true = circle(8)
+    turn = Rotation.from_euler("xy", [4, -3], degrees=True).as_matrix()
+    poses = [Similarity(1.0, turn @ T.R, turn @ T.t) for T in true]
+    graph = with_ups(true, poses, 0.005)
+    table = graph._submaps
+    assert np.degrees(0.005 * graph.tilt(np.array([0.0, 0, 1]))) == pytest.approx(5.0, abs=0.1)
+    correction = solve(graph.problem(metric=True, up_map=np.array([0.0, 0, 1])))
+    table.correct(correction)
+    for id, T in enumerate(true):
+        up = table.submaps[id].T_map_submap.R @ T.R.T @ [0, 0, 1]
+        np.testing.assert_allclose(up, [0, 0, 1], atol=1e-5)
+    np.testing.assert_allclose(table.submaps[0].T_map_submap.t, poses[0].t, atol=1e-9)
+    assert graph.tilt(np.array([0.0, 0, 1])) < 0.01
+
+
+def test_what_is_up_in_the_newest_nodes_is_forgotten():
+    true = circle(6)
+    graph = with_ups(true, true, 0.01)
+    assert graph.off_level(5, Up(true[5].R.T @ [0, 0, 1], 0.01)) < 1e-6
+    tilted = Rotation.from_euler("x", 0.1).as_matrix() @ [0, 0, 1]
+    assert graph.off_level(5, Up(true[5].R.T @ tilted, 0.01)) == pytest.approx(0.1)
+    for k, T in enumerate(true):
+        graph.set_up(k, Up(T.R.T @ [0, 0, 1], 0.01, stamp_ns=k))
+    graph.forget_ups(4)
+    assert sorted(graph.problem(metric=True).ups) == [0, 1, 2, 3]
 
 
 def test_what_is_up_says_nothing_of_heading_place_or_scale():
@@ -594,7 +638,7 @@ def test_what_is_up_says_nothing_of_heading_place_or_scale():
         noise = Similarity(1.0, yaw, 0.1 * rng.normal(size=3))
         poses.append(poses[-1] @ a.inverse() @ b @ noise)
     graph = with_ups(true, poses, np.radians(0.2))
-    assert graph.tilt < 0.1
+    assert graph.tilt() < 0.1
     after, _ = solved(graph, poses)
     for a, b in zip(poses, after, strict=True):
         np.testing.assert_allclose(a.R, b.R, atol=1e-5)

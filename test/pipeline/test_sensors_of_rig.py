@@ -76,6 +76,17 @@ def test_a_wrong_mount_of_one_camera_makes_no_wrong_metres(wrong, caplog):
 
 
 @pytest.mark.slow
+def test_a_wrong_mount_of_another_camera_does_not_keep_the_map_from_being_held_level():
+    walk = rig("left")
+    pipeline = walk.pipeline(**METRES, **{"level.source": "imu", "keyframe.parallax": 0.03})
+    walk.run(pipeline)
+    assert {name: state for name, (state, _) in pipeline.gyro.states.items()} == {
+        "left": "contradicts", "front": "agrees",
+    }  # fmt: skip
+    assert pipeline.loops.problem().ups
+
+
+@pytest.mark.slow
 def test_wrong_mounts_of_both_cameras_are_both_named(caplog):
     walk = SensorRig(30, stated={n: OTHER @ invert_pose(MOUNTS[n]) @ BODY for n in NAMES})
     pipeline = walk.pipeline(**{"scale.source": "imu"})
