@@ -67,36 +67,33 @@ class SubmapUp:
     """What is up in one submap, by its keyframes."""
 
     def __init__(self, submap: int) -> None:
-        self.submap, self._ups = submap, list[Up]()
-
-    def measure(self, up: Up) -> None:
-        """Adds what is up, in the axes of the submap, at one more keyframe."""
-        self._ups.append(up)
+        self.submap = submap
+        self.ups: list[Up] = []  # at its keyframes, in the axes of the submap
 
     @property
     def mean(self) -> Up:
         """What is up in it, in the middle of its keyframes."""
-        return mean_up(self._ups)
+        return mean_up(self.ups)
 
     @property
     def bends(self) -> bool:
         """Whether it is bent so far that it should end."""
-        last = self._ups[-1]
-        return len(self._ups) >= FEWEST and any(
+        last = self.ups[-1]
+        return len(self.ups) >= FEWEST and any(
             angle(last.direction, up.direction)
             > max(BENT_RAD, BENT_SIGMAS * math.hypot(last.sigma, up.sigma))
-            for up in self._ups
+            for up in self.ups
         )
 
     @property
     def slips(self) -> bool:
         """Whether up has turned faster than any network bends: then it is wrong."""
-        last = self._ups[-1]
+        last = self.ups[-1]
         return any(
             angle(last.direction, up.direction)
             > MOST_RATE * abs(last.stamp_ns - up.stamp_ns) / 1e9
             + BENT_SIGMAS * math.hypot(last.sigma, up.sigma)
-            for up in self._ups
+            for up in self.ups
         )
 
 

@@ -246,7 +246,7 @@ class LoopClosure(MapListener):
         self._up_is_doubted = False
         if self._up is None or self._up.submap != submap:
             self._up = SubmapUp(submap)
-        self._up.measure(up)
+        self._up.ups.append(up)
         if self._up.slips:
             self.doubt_up(up.stamp_ns, SLIPPED_NS)
             return False

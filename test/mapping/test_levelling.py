@@ -118,14 +118,14 @@ def test_ups_that_are_sure_count_most():
 def test_a_submap_that_bends_ends(errors, bends):
     one = SubmapUp(0)
     for x in errors:
-        one.measure(up(x, sigma=0.15))
+        one.ups.append(up(x, sigma=0.15))
     assert one.bends is bends
 
 
 def test_a_submap_whose_ups_settle_does_not_bend():
     one = SubmapUp(0)
     for x, sigma in zip([1.5, 0.8, 0.4, 0.2, 0.0], [0.9, 0.5, 0.3, 0.2, 0.15], strict=True):
-        one.measure(up(x, sigma=sigma))
+        one.ups.append(up(x, sigma=sigma))
     assert len([0.9, 0.5, 0.3, 0.2, 0.15]) > FEWEST
     assert not one.bends
     assert math.degrees(math.acos(one.mean.direction[2])) < 0.2
@@ -136,7 +136,7 @@ def test_what_turns_faster_than_a_network_bends_slips(per_second, slips):
     one, seen = SubmapUp(0), []
     for k in range(8):
         tilted = up(0.5 * k * per_second, sigma=0.2)
-        one.measure(dataclasses.replace(tilted, stamp_ns=k * 500_000_000))
+        one.ups.append(dataclasses.replace(tilted, stamp_ns=k * 500_000_000))
         seen.append(one.slips)
     assert any(seen) is slips
     assert not seen[1]
