@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from bench_anchors import GLOBAL, MOUNT
 from scipy.spatial.transform import Rotation
 from support.ring import CALM, SIZE, STEP_NS, DescribedTruth, walked
 from support.sessions import METRIC, SETTINGS, MetricModel, later, saved
@@ -31,12 +32,6 @@ from da3_ros.types import (
 )
 
 SIGMA_M, SIGMA_RAD = 0.05, 0.02
-MOUNT = np.eye(4)
-MOUNT[:3, :3] = T_ROS_MAP[:3, :3]  # optical axes on a base with x forward
-MOUNT[:3, 3] = 0.2, 0.0, 0.5
-GLOBAL = np.eye(4)  # the room where the global poses have it
-GLOBAL[:3, :3] = Rotation.from_euler("z", 0.7).as_matrix()
-GLOBAL[:3, 3] = 30.0, -20.0, 1.0
 FRAMES = 60
 
 
