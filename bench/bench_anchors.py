@@ -1,19 +1,22 @@
 #!/usr/bin/env python3
 """Global poses (tags, GNSS, docks) that hold the map of a walk: errors and honesty.
 
-Usage: bench_anchors.py truth|da3-tiny [--rooms N ...] [--frames N] [--out FILE]
+Usage: bench_anchors.py truth|da3-tiny [--scale SOURCE] [--rooms N ...] [--frames N] [--out FILE]
 
-The whole pipeline along a corridor round a block, less than one lap, so that no loop closes: on
-exact windows with noise (``NOISE``), or on da3-tiny with refinement. Metres and what is up are
-those of a rover: odometry that errs by 2 % per root metre. ``none``: without global poses, in the
-frame of the true first pose. ``tags``: each 5 s, 2 cm and 1 degree. ``GNSS``: each second, 0.5 m
-along the ground and 1 m in height, no orientation. ``docks``: within the first and last second,
-1 cm and half a degree. ``a wrong tag``: as tags, of which one in the middle is 2 m off.
+The whole pipeline along a corridor round a block, by default less than one lap, so that no loop
+closes: on exact windows with noise (``NOISE``), or on da3-tiny with refinement. What is up is that
+of a rover, and metres are: odometry that errs by 2 % per root metre. ``none``: without global
+poses, in the frame of the true first pose. ``tags``: each 5 s, 2 cm and 1 degree; ``often``: each
+second. ``GNSS``: each second, 0.5 m along the ground and 1 m in height, no orientation. ``docks``:
+within the first and last second, 1 cm and half a degree. ``a wrong tag``: as tags, of which one in
+the middle is 2 m off.
 
 ``live``: published poses from the 2 s after the map was first placed on, RMS. ``path``: all of the
 path at the end, RMS. No error is aligned. NEES: mean square error over the stated variance, per
 degree of freedom, of live poses: 1 is honest, less is cautious. ``way``: error of the length of
-the path, which global poses do not measure.
+the path; ``sigma``: what the scale states at the end; ``known``: when it was known.
+
+With ``--scale global_pose`` metres are those of the global poses, without odometry.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ from da3_ros.synthetic.truth import Noise, Truth, TruthSession
 from da3_ros.types import UNKNOWN_RAD2, Array, Frame, GlobalPose, Image, TrackedFrame
 
 MODES = ("truth", "da3-tiny")
-RATE_HZ, LAPS, SETTLED_S = 5.0, 0.95, 2.0
+RATE_HZ, SETTLED_S = 5.0, 2.0
 SIZES = {"truth": (84, 70), "da3-tiny": (224, 168)}
 NOISE = Noise(0.02, 0.03, 0.01, 0.2, 0.003)
 ODOMETRY = {"noise_m": 0.02, "noise_deg": 0.2}
@@ -78,10 +81,12 @@ class Anchors:
 KINDS = {
     "none": None,
     "tags": Anchors(5.0, 0.02, 0.02, 1.0),
+    "often": Anchors(1.0, 0.02, 0.02, 1.0),
     "GNSS": Anchors(1.0, 0.5, 1.0, 0.0),
     "docks": Anchors(0.0, 0.01, 0.01, 0.5, at_ends=True),
     "a wrong tag": Anchors(5.0, 0.02, 0.02, 1.0, off_m=2.0),
 }
+USUAL = ("none", "tags", "GNSS", "docks", "a wrong tag")
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,10 +98,10 @@ class Walk:
     images: list[Image]
 
     @staticmethod
-    def of(room: int, count: int, size: tuple[int, int]) -> Walk:
+    def of(room: int, count: int, laps: float, size: tuple[int, int]) -> Walk:
         """Renders the walk of a room."""
         ring = make_ring(room)
-        poses, K = ring_walk(ring, count, LAPS), intrinsics(size, 70.0)
+        poses, K = ring_walk(ring, count, laps), intrinsics(size, 70.0)
         frames, images = [], []
         for first in range(0, count, 20):
             seen = render(ring, poses[first : first + 20], K, size)
@@ -139,10 +144,12 @@ class Live:
     placed: bool  # whether global poses had placed the map
 
 
-def run(walk: Walk, mode: str, anchors: dict[int, GlobalPose]) -> tuple[Pipeline, list[Live]]:
+def run(
+    walk: Walk, mode: str, scale: str, anchors: dict[int, GlobalPose]
+) -> tuple[Pipeline, list[Live]]:
     """Returns the pipeline after a walk, and its published poses."""
     size = SIZES[mode]
-    values = {"process_res": size[0], "scale.source": "odometry", "dense.enabled": False}
+    values = {"process_res": size[0], "scale.source": scale, "dense.enabled": False}
     if mode == "truth":
         values |= {"refinement.enabled": False, "hold_when_blind": False}
     config = config_from_parameters(values | {"model": "da3-tiny", "map.remove_movers": False})
@@ -166,13 +173,13 @@ def run(walk: Walk, mode: str, anchors: dict[int, GlobalPose]) -> tuple[Pipeline
 
 
 def figures(walk: Walk, pipeline: Pipeline, live: Sequence[Live]) -> dict[str, Any]:
-    """Returns the errors of one walk, each with its squares, to be joined."""
+    """Returns the errors of one walk, to be joined."""
     index = {f.stamp_ns: i for i, f in enumerate(walk.frames)}
     anchored = pipeline.scene_map.anchoring.placed
     first = next((n for n, one in enumerate(live) if one.placed or not anchored), len(live))
     shift = np.eye(4)
     if not anchored:  # the map begins where the first camera is
-        one = next(x for x in live if x.result.scale.metric)
+        one = next((x for x in live if x.result.scale.metric), live[0])
         shift = walk.true(index[one.result.stamp_ns]) @ invert_pose(one.T)
     found: dict[str, list[float]] = {name: [] for name in ("m", "deg", "nees", "heading_nees")}
     for one in live[first + round(SETTLED_S * RATE_HZ) :]:
@@ -188,6 +195,9 @@ def figures(walk: Walk, pipeline: Pipeline, live: Sequence[Live]) -> dict[str, A
             C, H = R @ stated[:3, :3] @ R.T, R @ stated[3:, 3:] @ R.T
             found["nees"].append(float(error @ np.linalg.solve(C, error)) / 3)
             found["heading_nees"].append(turn**2 / H[2, 2])
+    metric = [one.result for one in live if one.result.scale.metric]
+    found["known_s"] = [(r.stamp_ns - live[0].result.stamp_ns) / 1e9 for r in metric[:1]]
+    found["scale_sigma"] = [r.scale.sigma for r in metric[-1:]]
     return found | _path(walk, pipeline, shift, index)
 
 
@@ -214,23 +224,26 @@ def _heading(T: Array, true: Array) -> float:
     return math.atan2(R[1, 0], R[0, 0])
 
 
-def row(mode: str, kind: str, walks: Sequence[Walk]) -> dict[str, Any]:
+def row(mode: str, scale: str, kind: str, walks: Sequence[Walk]) -> dict[str, Any]:
     """Returns the figures of a kind of global poses, over all walks."""
     joined: dict[str, list[float]] = {}
     counts = np.zeros(3, int)
     for walk in walks:
-        pipeline, live = run(walk, mode, walk.anchors(KINDS[kind]))
+        pipeline, live = run(walk, mode, scale, walk.anchors(KINDS[kind]))
         for name, values in figures(walk, pipeline, live).items():
             joined.setdefault(name, []).extend(values)
         count = pipeline.counters
         counts += len(pipeline.snapshot().anchors), count["anchors_wrong"], count["anchors"]
     out = {
-        "windows": mode, "kind": kind, "walks": len(walks),
+        "windows": mode, "scale": scale, "kind": kind, "walks": len(walks),
+        "metric_walks": len(joined["known_s"]),
+        "known_s": max(joined["known_s"], default=math.nan),
+        "scale_sigma": _rms(joined["scale_sigma"]),
         **{f"live_{name}": _rms(joined[name]) for name in ("m", "deg")},
         "live_largest_m": max(joined["m"], default=math.nan),
         **{name: _rms(joined[name]) for name in ("path_m", "path_deg", "way_error")},
         "path_largest_m": max(joined["path_m"]),
-        **{name: float(np.mean(joined[name])) for name in ("nees", "heading_nees")},
+        **{name: _mean(joined[name]) for name in ("nees", "heading_nees")},
         "come": int(counts[2]), "used": int(counts[0]), "wrong": int(counts[1]),
     }  # fmt: skip
     return {k: v for k, v in out.items() if v == v}  # without NaN: nothing to be compared
@@ -240,11 +253,16 @@ def _rms(values: Sequence[float]) -> float:
     return float(np.sqrt(np.mean(np.square(values)))) if values else math.nan
 
 
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else math.nan
+
+
 def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yields a row per kind of global poses."""
-    walks = [Walk.of(room, options.frames, SIZES[options.mode]) for room in options.rooms]
+    size = SIZES[options.mode]
+    walks = [Walk.of(room, options.frames, options.laps, size) for room in options.rooms]
     for kind in options.kinds:
-        yield row(options.mode, kind, walks)
+        yield row(options.mode, options.scale, kind, walks)
 
 
 def main(arguments: list[str]) -> None:
@@ -253,9 +271,11 @@ def main(arguments: list[str]) -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("mode", choices=MODES)
+    parser.add_argument("--scale", choices=("odometry", "global_pose"), default="odometry")
     parser.add_argument("--rooms", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--kinds", nargs="+", choices=tuple(KINDS), default=tuple(KINDS))
+    parser.add_argument("--kinds", nargs="+", choices=tuple(KINDS), default=USUAL)
     parser.add_argument("--frames", type=int, default=200)
+    parser.add_argument("--laps", type=float, default=0.95)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
     one_thread()

@@ -288,6 +288,9 @@ ENTRIES: dict[str, Entry] = {
     "imu-level": Entry(("imu-level.json",), figures.imu_level),
     "metres-cost": Entry(("metres-cost.json",), figures.metres_cost),
     "anchors": Entry(("anchors.json", "anchors-da3-tiny.json"), figures.anchors),
+    "anchors-scale": Entry(
+        ("anchors-scale.json", "anchors-scale-da3-tiny.json"), figures.anchors_scale
+    ),
     "exports": Entry(("map.json",), figures.exports),
     "rings": Entry(("loops-rings.json",), figures.rings),
     "growth": Entry(("growth-pipeline.json", "growth-filled.json"), figures.growth),

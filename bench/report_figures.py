@@ -74,6 +74,14 @@ anchors = joined(
     Column("path_deg", "Heading, degrees"),
     Column("way_error", "Way, %", 100.0), "come", "used", Column("wrong", "Called wrong"),
 )  # fmt: skip
+anchors_scale = joined(
+    lambda result: result.rows,
+    "windows", Column("walks", "Rooms"), Column("kind", "Global poses"),
+    Column("metric_walks", "With metres"), Column("known_s", "Known after, s: at most"),
+    Column("way_error", "Way, %: RMS", 100.0), Column("scale_sigma", "stated, %", 100.0),
+    Column("live_m", "Live poses, m: RMS"), Column("nees", "NEES", digits=2),
+    Column("path_m", "Path at the end, m: RMS"), "come", "used", Column("wrong", "Called wrong"),
+)  # fmt: skip
 metres_cost = listing(
     "source", Column("extra_ms", "Per frame, ms: mean"), Column("largest_ms", "largest"),
     Column("share", "Of a frame without it, %", 100.0),

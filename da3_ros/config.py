@@ -669,6 +669,11 @@ def needs_ranges(config: PipelineConfig) -> bool:
     return scale_source(config.scale.source).needs_ranges
 
 
+def needs_global_poses(config: PipelineConfig) -> bool:
+    """Whether the source of metres needs global poses of the robot."""
+    return scale_source(config.scale.source).needs_global_poses
+
+
 def uses_imu(config: PipelineConfig) -> bool:
     """Whether topic `imu` is needed."""
     needed = scale_source(config.scale.source).needs_imu or config.level.source == "imu"

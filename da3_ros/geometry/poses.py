@@ -99,7 +99,13 @@ def inverse_right_jacobian(v: Array) -> Array:
 def mean_rotation(T_a_camera: Array, T_b_camera: Array) -> Array:
     """Returns the rotation [3, 3] from frame ``b`` to frame ``a``, the mean of those that cameras
     [N, 4, 4] say, which are known in both."""
-    U, _, V = np.linalg.svd(np.einsum("nij,nkj->ik", T_a_camera[:, :3, :3], T_b_camera[:, :3, :3]))
+    return best_rotation(np.einsum("nij,nkj->ik", T_a_camera[:, :3, :3], T_b_camera[:, :3, :3]))
+
+
+def best_rotation(products: Array) -> Array:
+    """Returns the rotation [3, 3] that turns vectors to others best, by the sum of the outer
+    products [3, 3] of where they should be and where they are (Kabsch 1976)."""
+    U, _, V = np.linalg.svd(products)
     return np.asarray(U @ np.diag([1.0, 1.0, np.sign(np.linalg.det(U @ V))]) @ V)
 
 

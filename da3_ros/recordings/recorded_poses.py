@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from da3_ros.config import NodeConfig, prior_source, uses_imu
+from da3_ros.config import NodeConfig, needs_global_poses, prior_source, uses_imu
 from da3_ros.messages.global_pose import POSE, GlobalPoseError, given_pose, open_global_poses
 from da3_ros.messages.imu import IMU, open_imu, read_imu
 from da3_ros.messages.odometry_tf import (
@@ -115,11 +115,13 @@ def anchors_of_recording(
 ) -> GlobalPoses | None:
     """Read the global poses of the robot in a whole recording; ``transforms``: all its transforms.
 
-    ``topic``: of them; None: none are used. Raises RecordingError if the recording has no such
-    topic.
+    ``topic``: of them; None: the only one if the source of metres needs them, else none are used.
+    Raises RecordingError if the recording has no such topic.
     """
     if topic is None:
-        return None
+        if not needs_global_poses(config.pipeline):
+            return None
+        topic = _only(recording, POSE, "global poses are to give metres", "--global-pose")
     if topic not in recording.topics_of(POSE):
         names = ", ".join(recording.topics_of(POSE)) or "none"
         raise RecordingError(

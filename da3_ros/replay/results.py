@@ -69,7 +69,7 @@ class ReplayOptions:
     odometry: str | None = None  # topic of the robot's own poses; None: the recording's only one
     imu: str | None = None  # topic of the IMU; None: the recording's only one
     slam_path: str | None = None  # topic of another SLAM's paths; None: the recording's only one
-    global_pose: str | None = None  # topic of global poses of the robot; None: none are used
+    global_pose: str | None = None  # topic of global poses; None: the only one if needed
     plan: Path | None = None  # a report.json or a plan file whose plan is used exactly
     resume: Path | None = None  # a saved scene, or the output of an earlier replay, to continue
     go_on: bool = False  # continue the interrupted replay in ``output``, if there is one

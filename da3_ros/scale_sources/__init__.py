@@ -54,10 +54,17 @@ def _range() -> ScaleSource:
     return RangeDepth()
 
 
+def _global_pose() -> ScaleSource:
+    from da3_ros.scale_sources.global_poses import GlobalPoseMotion
+
+    return GlobalPoseMotion()
+
+
 # By the value of parameter `scale.source`.
 SCALE_SOURCES: dict[str, Callable[[], ScaleSource]] = {
     "none": _none,
     "fixed": _fixed,
+    "global_pose": _global_pose,
     "imu": _imu,
     "metric_model": _metric_model,
     "odometry": _odometry,

@@ -27,6 +27,7 @@ class ScaleSource:
     # Whether rotations of the camera confirm the IMU, so far: agrees, unknown, or no.
     imu_state = "unknown"
     needs_ranges = False  # whether it needs the returns of range sensors
+    needs_global_poses = False  # whether it needs what says where the robot is: `~/global_pose`
     needs_metric_model = False  # whether a metric network measures windows for it
     # Relative standard deviation of an error that all measurements of a scene have, and that none
     # of them states; it counts where several sources are combined.

@@ -603,6 +603,17 @@ def test_global_poses_hold_a_walk(tmp_path):
     assert tags["path_m"] < 1
 
 
+def test_global_poses_give_the_metres_of_a_walk(tmp_path):
+    report, _ = run(
+        "bench_anchors.py", "truth", "--scale", "global_pose", "--rooms", "0", "--frames", "100",
+        "--laps", "0.5", "--kinds", "none", "often", tmp_path=tmp_path,
+    )  # fmt: skip
+    none, often = report["rows"]
+    assert (none["metric_walks"], often["metric_walks"]) == (0, 1)
+    assert often["known_s"] < 15
+    assert often["way_error"] < 4 * often["scale_sigma"] < 0.3
+
+
 def test_sources_of_metres_take_turns(tmp_path):
     report, _ = run("bench_metres.py", "--runs", "1", "--frames", "8", tmp_path=tmp_path)
     by = {row["source"]: row for row in report["rows"]}

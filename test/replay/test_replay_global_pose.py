@@ -35,8 +35,12 @@ def walk():
 
 @pytest.fixture(scope="module")
 def bag(walk, tmp_path_factory):
-    """Every sixth frame the base's pose, in the frame of a tag; one of them is bad."""
-    folder, lib = tmp_path_factory.mktemp("bag") / "bag", RosbagsLibrary()
+    return written(walk, tmp_path_factory.mktemp("bag") / "bag", every=6)
+
+
+def written(walk, folder, every):
+    """A bag with the base's pose each few frames, in the frame of a tag; one of them is bad."""
+    lib = RosbagsLibrary()
     camera, frames = walk
     T_map_tag = np.eye(4)
     T_map_tag[:3, 3] = 4, 5, 0
@@ -54,7 +58,7 @@ def bag(walk, tmp_path_factory):
             prior = invert_pose(frames[0].T_room_camera) @ f.T_room_camera
             odometry = build.odometry(lib, at, "odom", OPTICAL, prior)
             say("/odom", "nav_msgs/msg/Odometry", at, odometry)
-            if i % 6 == 1:
+            if i % every == 1:
                 T = invert_pose(T_map_tag) @ f.T_room_camera @ invert_pose(MOUNT)
                 frame = "" if i == 1 else "tag"
                 say(TAGS, POSE, at, build.pose_with_covariance(lib, at, frame, T, covariance))
@@ -64,9 +68,9 @@ def bag(walk, tmp_path_factory):
     return folder
 
 
-def run(walk, bag, output, topic, **values):
+def run(walk, bag, output, topic, odometry="/odom", **values):
     config = config_from_parameters({**BASE, **values}, NodeConfig)
-    options = ReplayOptions(bag, output, camera=IMAGE, odometry="/odom", global_pose=topic)
+    options = ReplayOptions(bag, output, camera=IMAGE, odometry=odometry, global_pose=topic)
     replay(options, config, TruthSession(walk[1]))
     return np.loadtxt(output / "trajectory.tum")[:, 1:4]
 
@@ -76,6 +80,15 @@ def test_the_trajectory_is_where_the_global_poses_have_it(walk, bag, tmp_path, c
     true = np.array([f.T_room_camera[:3, 3] for f in walk[1]])
     assert np.linalg.norm(found - true, axis=1).max() < 0.06
     assert f"{TAGS}: not used: its header has no frame_id" in caplog.text
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["metric"]
+
+
+def test_metres_are_those_of_global_poses_without_odometry_or_a_flag(walk, tmp_path):
+    bag, values = written(walk, tmp_path / "bag", every=2), {"scale.source": "global_pose"}
+    found = run(walk, bag, tmp_path / "out", None, odometry=None, **values)
+    true = np.array([f.T_room_camera[:3, 3] for f in walk[1]])
+    assert np.linalg.norm(found - true, axis=1).max() < 0.06
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["metric"]
 
