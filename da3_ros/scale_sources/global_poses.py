@@ -2,14 +2,16 @@
 
 A similarity transform fits each stretch of the way to the positions that were given along it, so
 that their noise averages out, and heading and place may drift from stretch to stretch. A stretch
-that does not have the shape of the way does not count. The scales of stretches are averaged as
-those of windows are. Orientations are not used.
+that does not have the shape of the way does not count. Where most fit worse than the positions
+state, these are as uncertain as that shows. The scales of stretches are averaged as those of
+windows are. Orientations are not used.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -40,6 +42,9 @@ APART = 0.02  # way over depth between two positions that count: errors of one p
 FEWEST, MOST = 3, 64  # positions of a stretch: two have no shape; more than the most are thinned
 DRIFT = 0.02  # of the camera's path over the distance, within a stretch
 WRONG = 1e-4  # probability of a misfit as large by chance, from which on a stretch does not count
+JUDGED = 9  # newest stretches that say how well positions fit
+USUAL = 0.7  # median of their mean squares over the variance, of few degrees of freedom
+WORSE = 3.0  # times the variances with which earlier stretches were fitted, if they do not count
 MOST_GAP_S = 2.0  # between the frames before and after a position
 STEPS, SMALL = 20, 1e-6  # of a fit: the most, and the change of the logarithm that ends it,
 LARGE = 2.0  # and from which on positions are so noisy that they show none
@@ -71,11 +76,14 @@ class Stretch:
     """How a stretch fits its positions."""
 
     scale: Estimate
+    misfit: float  # mean square of the residuals, over the variance
     chance: float  # probability of a misfit as large
 
 
-def fit_stretch(fixes: Sequence[Fix]) -> Stretch | None:
+def fit_stretch(fixes: Sequence[Fix], factor: float = 1.0) -> Stretch | None:
     """Returns the scale, metres per unit of ``local``, that fits fixes best; None: they show none.
+
+    factor: on the covariances.
 
     Gauss-Newton over log scale, rotation and translation. The standard deviation is what the
     stated errors of the positions make it.
@@ -86,6 +94,7 @@ def fit_stretch(fixes: Sequence[Fix]) -> Stretch | None:
         np.array([getattr(fix, name) for fix in fixes])
         for name in ("position", "camera", "arm", "covariance")
     )
+    covariance = factor * covariance
     q, known = q - q.mean(axis=0), _known(p - p[0], covariance)
     drifts = DRIFT * np.linalg.norm(known, axis=1)
     W = _whitening(covariance + drifts[:, None, None] ** 2 * np.eye(3))
@@ -138,8 +147,9 @@ def _judged(J: Array, r: Array, log_scale: float) -> Stretch | None:
     information = float(own @ own)
     if not information > 0:
         return None
-    chance = float(chdtrc(max(np.count_nonzero(r) - 7, 1), r @ r))
-    return Stretch(Estimate(log_scale, 1 / math.sqrt(information)), chance)
+    free, square = max(np.count_nonzero(r) - 7, 1), float(r @ r)
+    chance = float(chdtrc(free, square))
+    return Stretch(Estimate(log_scale, 1 / math.sqrt(information)), square / free, chance)
 
 
 class GlobalPoseFilter(MeasurementFilter):
@@ -152,9 +162,16 @@ class GlobalPoseFilter(MeasurementFilter):
     def __init__(self) -> None:
         super().__init__()
         self.without_data = 0  # consecutive frames
-        self.misfits = False  # whether the newest stretch does not count
+        # Of the newest stretches, and the factor on the variances that they show.
+        self._misfits: deque[float] = deque(maxlen=JUDGED)
+        self._factor = self._least = 1.0  # the latter when measurements began
         self._camera = FollowedCamera()  # whose path it is
         self.interrupt_motion()
+
+    @property
+    def misfits(self) -> bool:
+        """Whether positions fit far worse than they state."""
+        return self._factor > WORSE
 
     def interrupt_motion(self) -> None:
         self._last: tuple[int, Array] | None = None  # stamp and pose of the last frame
@@ -172,28 +189,37 @@ class GlobalPoseFilter(MeasurementFilter):
         last, self._last = self._last, (view.stamp_ns, T_local_camera)
         if last is None or not depth > 0 or view.stamp_ns - last[0] > 1e9 * MOST_GAP_S:
             return
-        for given in view.anchors:
+        for given in view.anchors if view.stamp_ns > last[0] else ():
             share = (given.stamp_ns - last[0]) / (view.stamp_ns - last[0])
             if 0 <= share <= 1:
                 self._add(given, interpolate(last[1], T_local_camera, share), depth)
 
     def _add(self, given: GlobalPose, T_local_camera: Array, depth: float) -> None:
-        """Adds a global pose with the camera's pose at its time. Ends a stretch that is certain or
-        does not fit; the next one begins there."""
+        """Adds a global pose with the camera's pose at its time. Ends a stretch that is certain;
+        the next one begins there."""
         here, stretch = _fix(given, T_local_camera), self._stretch
         if stretch and np.linalg.norm(here.camera - stretch[-1].camera) < APART * depth:
             return
         stretch.append(here)
-        found = fit_stretch(stretch)
+        found = fit_stretch(stretch, self._factor)
         way = float(np.linalg.norm(here.camera - stretch[0].camera))
-        misfits = found is not None and found.chance < WRONG
-        certain = found is not None and found.scale.sigma < CERTAIN and way > PARALLAX * depth
-        if found is not None and certain and not misfits:
-            self._measurements.append(found.scale)
-        if certain or misfits:
-            self._stretch, self.misfits = [here], misfits
+        if found is not None and found.scale.sigma < CERTAIN and way > PARALLAX * depth:
+            self._stretch = [here]
+            if found.chance > WRONG:
+                self._measurements.append(found.scale)
+            self._judge(found)
         elif len(stretch) >= MOST:
             del stretch[1::2]
+
+    def _judge(self, found: Stretch) -> None:
+        """Learns from an ended stretch by how much larger errors are than stated. Where it is a
+        lot, earlier stretches do not count: of wrong ones, some fit by chance."""
+        self._misfits.append(found.misfit * self._factor)
+        self._factor = max(1.0, float(np.median(self._misfits)) / USUAL)
+        if self._factor > WORSE * self._least:
+            self._measurements.clear()
+            self._least = self._factor
+        self._least = min(self._least, self._factor)
 
 
 def _fix(given: GlobalPose, T_local_camera: Array) -> Fix:

@@ -9,6 +9,7 @@ from scipy.spatial.transform import Rotation
 
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.geometry.similarity import Similarity
+from da3_ros.mapping.metric_scale import MAX_SIGMA
 from da3_ros.scale_sources import scale_source
 from da3_ros.scale_sources.global_poses import MOST, PATIENCE, Fix, fit_stretch
 from da3_ros.types import UNKNOWN_M2, UNKNOWN_RAD2, GlobalPose, View
@@ -141,6 +142,32 @@ def test_wrong_ones_from_the_beginning_give_no_metres_and_are_named():
     filter = Robot(circle(200)).drive(source.estimator(), wrong=range(5, 200, 10))
     assert filter.estimate() is None
     assert "do not have the shape" in source.why_unknown("global_pose")
+
+
+@pytest.mark.parametrize("stated", [0.02, 0.2])
+def test_covariances_that_are_too_small_are_found_out(stated):
+    """As GNSS states them. Of stretches that do not fit, some do by chance."""
+    off, known = [], 0
+    for seed in range(6):
+        robot, filter = Robot(circle(400), (0.5,) * 3, seed, stated=(stated,) * 3), new()
+        for i in range(0, 400, 5):
+            found = robot.drive(filter, frames=range(i, i + 5)).estimate()
+            if found is not None and found.sigma < MAX_SIGMA:
+                off.append((found.log - math.log(METRES)) / found.sigma)
+        known += found is not None
+    assert known == 6
+    assert np.mean(np.square(off)) < 2
+    assert np.abs(off).max() < 4
+
+
+def test_two_frames_with_one_stamp_are_no_way():
+    robot, filter = Robot(circle(100)), new()
+    for i in range(100):
+        view = View(
+            i, (i // 2) * 2 * STEP_NS, IMAGE, anchors=(robot.given(i // 2 * 2),) if i else ()
+        )
+        filter.add_motion(view, robot.local(i // 2 * 2), DEPTH)
+    assert abs(error(filter)) < 0.02
 
 
 def test_one_between_two_frames_is_where_the_camera_was_then():
