@@ -17,6 +17,7 @@ from scipy.special import chdtri  # scipy.stats takes 0.4 s to import
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.mapping.graph_solution import Problem
+from da3_ros.mapping.levelling import bend_of, bent, level_node, z_is_up
 from da3_ros.mapping.pose_graph import Edge, components, marginal, optimize
 from da3_ros.types import UNKNOWN_RAD2, Array, GlobalPose
 
@@ -147,24 +148,27 @@ def _z(turn: float) -> Array:
 
 def solve_anchored(
     problem: Problem, T_ros_local: Similarity, submaps: Mapping[int, Similarity],
-    anchors: Sequence[Anchor], placed: Array, scale_sigma: float = 0.0,
+    anchors: Sequence[Anchor], placed: Array, scale_sigma: float = 0.0, *,
+    by_gravity: bool = False,
 ) -> Anchored:  # fmt: skip
-    """Returns how the nodes of a graph move to fit its edges and the anchors best.
+    """Returns how the nodes of a graph move to fit its edges, what is up and the anchors best.
 
     submaps: ``T_ros_submap`` of the anchors' submaps. placed: [4, 4] moves the map near its place
     first. scale_sigma: relative standard deviation of the metres per unit, by which ways may be
-    wrong. Sizes stay. Anchors have robust weights, as loops have: one that does not fit is wrong.
+    wrong. by_gravity: z of ``ros`` is what the nodes call up. Sizes stay. Anchors have robust
+    weights, as loops have: one that does not fit is wrong.
     """
     before = [T_ros_local @ pose for pose in problem.poses]
     near = Similarity.from_pose(placed)
     nodes, first = [near @ T for T in before], [node.first for node in problem.nodes]
-    count, edges, at = len(nodes), list(problem.edges), []
+    bend = bend_of(problem.edges, problem.ups)
+    count, edges, at = len(nodes), [bent(e, bend) for e in problem.edges], []
     every = [IDENTITY, *nodes]  # the map's origin, the nodes, and the bases
     drift = _drift(count, edges)
     edges = [
         replace(_stretched(e, scale_sigma), first=e.first + 1, second=e.second + 1) for e in edges
     ]
-    upright = not any(a.says_up for a in anchors)
+    upright = not (by_gravity or any(a.says_up for a in anchors))
     for anchor in anchors:
         k = bisect_right(first, anchor.submap) - 1
         base = Similarity.from_pose(placed @ anchor.base(submaps[anchor.submap]))
@@ -177,20 +181,27 @@ def solve_anchored(
         edges.append(_factor(anchor, base, len(every), upright=upright and anchor is anchors[0]))
         at.append(len(edges) - 1)
         every.append(base)
-    found = optimize(every, edges, fixed=0, metric=True)
+    component = components(len(every), edges)
+    ups = {k + 1: up for k, up in problem.ups.items() if component[k + 1] == component[0]}
+    bases, level = slice(count + 1, len(every)), None
+    if len(ups) > 1 or (ups and by_gravity):
+        level = len(every)
+        node, tilts = level_node(every, ups, bend)
+        every.append(node)
+        edges += [*tilts, z_is_up(0, level)] if by_gravity else tilts
+    found = optimize(every, edges, fixed=0, metric=True, level=level)
     misfits = found.residuals[at] * math.sqrt(7)
     wrong = [float(m) > _most(a) for m, a in zip(misfits, anchors, strict=True)]
     metres = [
         float(np.linalg.norm(T.t - a.given.T_ros_base[:3, 3]))
-        for T, a in zip(found.nodes[count + 1 :], anchors, strict=True)
+        for T, a in zip(found.nodes[bases], anchors, strict=True)
     ]
-    component = components(len(every), edges)
     bound = [bool(c == component[0]) for c in component[1 : count + 1]]
     newest = max((k for k, b in enumerate(bound) if b), default=0)
-    sure = marginal(found.nodes, edges, fixed=0, of=newest + 1, metric=True)
+    sure = marginal(found.nodes, edges, fixed=0, of=newest + 1, metric=True, level=level)
     moves = [now @ was.inverse() for now, was in zip(found.nodes[1:], before, strict=False)]
     moves = _with_unbound(moves, bound, near)
-    centre = _centre(found.nodes, edges, newest + 1)
+    centre = _centre(found.nodes, edges, newest + 1, level)
     return Anchored(moves, wrong, metres, sure, bound, centre)
 
 
@@ -236,14 +247,16 @@ def _drift(count: int, edges: Sequence[Edge]) -> list[_Drift]:
     return out
 
 
-def _centre(nodes: Sequence[Similarity], edges: Sequence[Edge], of: int) -> Array:
+def _centre(
+    nodes: Sequence[Similarity], edges: Sequence[Edge], of: int, level: int | None
+) -> Array:  # fmt: skip
     """Returns the place [3] from which node ``of`` of a solved graph moves by a new scale: in
     proportion to the distance from it."""
     grown = [
         replace(e, measured=replace(e.measured, t=(1 + GROWTH) * e.measured.t)) if e.first else e
         for e in edges
     ]
-    moved = optimize(nodes, grown, fixed=0, metric=True).nodes[of]
+    moved = optimize(nodes, grown, fixed=0, metric=True, level=level).nodes[of]
     return np.asarray(nodes[of].t - (moved.t - nodes[of].t) / GROWTH)
 
 

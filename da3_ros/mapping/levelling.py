@@ -70,6 +70,11 @@ class SubmapUp:
         self.submap = submap
         self.ups: list[Up] = []  # at its keyframes, in the axes of the submap
 
+    def forget(self, since_ns: int) -> bool:
+        """Forgets what was measured since a stamp; returns whether something is left."""
+        self.ups = [up for up in self.ups if up.stamp_ns < since_ns]
+        return bool(self.ups)
+
     @property
     def mean(self) -> Up:
         """What is up in it, in the middle of its keyframes."""
@@ -107,20 +112,38 @@ def with_level(
 ) -> tuple[list[Similarity], list[Edge], int]:
     """Returns a graph with one more node, whose z is up, edges of tilt to it, and its index; edges
     of odometry are as uncertain as they bend."""
-    R_level = turn_between(np.array([0.0, 0.0, 1.0]), common_up(nodes, ups))
     bend = bend_of(edges, ups)
-    level, out = len(nodes), [_bent(e, bend) for e in edges]
+    level, tilts = level_node(nodes, ups, bend)
+    return [*nodes, level], [*(bent(e, bend) for e in edges), *tilts], len(nodes)
+
+
+def level_node(
+    nodes: Sequence[Similarity], ups: Mapping[int, Up], bend: Bend
+) -> tuple[Similarity, list[Edge]]:
+    """Returns a node behind all others whose z is up, and edges of tilt to it from those that know
+    up."""
+    R_level = turn_between(np.array([0.0, 0.0, 1.0]), common_up(nodes, ups))
+    out = []
     for k, up in ups.items():
         # Where the node is now but for its tilt, so that the residual is one of tilt.
         R = nodes[k].R.T @ R_level
         R = turn_between(R[:, 2], up.direction) @ R
-        only_tilt = np.diag(TILT / (bend.factor * up.sigma))
-        measured = Similarity(1.0, R, np.zeros(3))
-        out.append(Edge(k, level, measured, np.full(3, np.inf), whitening=only_tilt))
-    return [*nodes, Similarity(1.0, R_level, np.zeros(3))], out, level
+        out.append(_tilt(k, len(nodes), R, bend.factor * up.sigma))
+    return Similarity(1.0, R_level, np.zeros(3)), out
 
 
-def _bent(e: Edge, bend: Bend) -> Edge:
+def z_is_up(k: int, level: int) -> Edge:
+    """Returns the edge of tilt from a node whose z is up to a level node."""
+    return _tilt(k, level, np.eye(3), LEAST_SIGMA)
+
+
+def _tilt(k: int, level: int, R: Array, sigma: float) -> Edge:
+    """Returns an edge that measures the tilt alone."""
+    only_tilt = np.diag(TILT / sigma)
+    return Edge(k, level, Similarity(1.0, R, np.zeros(3)), np.full(3, np.inf), whitening=only_tilt)
+
+
+def bent(e: Edge, bend: Bend) -> Edge:
     """Returns an edge that states how far it may be bent."""
     if e.loop or not bend.sigma:
         return e

@@ -66,8 +66,6 @@ FEWEST_AGAINST, MOST_AGAINST = 2, 4
 MAX_APART = 16  # of loops that share no view, how many count
 MIN_TOGETHER = 2  # loops that confirm another one, if all compare the same views
 LIVE_SUBMAPS = 2  # newest submaps of which a localized camera's keyframes are kept
-SLIPPED_NS = 5 * 10**9  # before what is up was seen to slip, in which it is not believed,
-DOUBTED_NS = 15 * 10**9  # and before the IMU was found to be wrong
 BELIEVED_RAD = math.radians(2.0)  # between it and the map, up to which it is believed again
 MOST_TILT = 1.5  # standard deviations by which submaps may disagree about what is up
 # Variance [3] that the start of a chain adds; position over the depth seen last.
@@ -134,7 +132,8 @@ class LoopClosure(MapListener):
         self._joined: Joint | None = None  # components that the newest loop has joined
         self._up: SubmapUp | None = None  # in the newest submap that knows it
         self._up_is_new = False  # whether it has changed since all were compared
-        self._up_is_doubted = False  # whether the IMU was wrong, and has not agreed since
+        # Whether the IMU was wrong, and has not agreed since with what was up before.
+        self.up_is_doubted = False
         self._left = 0.0  # tilt that the last solution for what is up has left
         self._levelled_at = 0  # number of nodes at that
         self._up_map: Array | None = None  # [3] up in the map then
@@ -233,52 +232,56 @@ class LoopClosure(MapListener):
         self.keyframes.add_keyframe(keyframe, self._max_bytes, keep_all=self._is_localized)
         self.candidates.restart()
 
-    def add_up(self, submap: int, up: Up) -> bool:
+    def add_up(
+        self, submap: int, up: Up, up_map: Array | None = None
+    ) -> SubmapUp | None:  # fmt: skip
         """Takes what is up in the axes of a submap, as a keyframe of it has measured it. Returns
-        whether the submap is bent by so much that it should end.
+        what is up in the submap; None if that one does not count.
 
-        Of an IMU that was wrong it counts from when it agrees with the map.
+        Of an IMU that was wrong it counts from when it agrees with the map, and with ``up_map``
+        [3], up in the map, where no submap knows it.
         """
         if not self.enabled or self._is_localized:
-            return False
-        if self._up_is_doubted and self._graph.off_level(submap, up) > BELIEVED_RAD:
-            return False
-        self._up_is_doubted = False
+            return None
+        if self.up_is_doubted and self._graph.off_level(submap, up, up_map) > BELIEVED_RAD:
+            return None
+        self.up_is_doubted = False
         if self._up is None or self._up.submap != submap:
             self._up = SubmapUp(submap)
         self._up.ups.append(up)
-        if self._up.slips:
-            self.doubt_up(up.stamp_ns, SLIPPED_NS)
-            return False
-        self._up_is_new = True
-        self._graph.set_up(submap, self._up.mean)
-        return self._up.bends
+        if not self._up.slips:
+            self._up_is_new = True
+            self._graph.set_up(submap, self._up.mean)
+        return self._up
 
-    def doubt_up(self, stamp_ns: int, since_ns: int = DOUBTED_NS) -> None:
+    def doubt_up(self, stamp_ns: int, since_ns: int, *, level: bool = False) -> None:
         """Forgets what is up by an IMU that has turned out to be wrong at a stamp, and may have
-        been so since some time before."""
-        self._up_is_doubted |= self._graph.knows_up
+        been so since some time before. level: whether up in the map is known from before that."""
         self._graph.forget_ups(stamp_ns - since_ns)
-        self._up, self._up_is_new = None, True
+        if self._up is not None and self._up.forget(stamp_ns - since_ns):
+            self._graph.set_up(self._up.submap, self._up.mean)
+        else:
+            self._up = None
+        self.up_is_doubted = level or self._graph.knows_up  # else nothing can be agreed with
+        self._up_is_new = True
         self._levelled_at = 0
 
-    def hold_level(
-        self, metric: Metric, up_map: Array | None = None, *, ends: bool = False
-    ) -> None:
-        """Solves the graph if submaps do not agree about what is up, or with ``up_map`` [3], up in
-        the map, if that is known.
+    def is_tilted(self, up_map: Array | None = None, *, ends: bool = False) -> bool:
+        """Returns whether the graph should be solved because submaps do not agree about what is
+        up, or with ``up_map`` [3], up in the map, if that is known.
 
         Again once there is another submap, or the tilt that was left has grown, or the recording
-        ends. metric: as in ``try_close_loop``.
+        ends.
         """
         if self._solving is not None or not (self._up_is_new or ends):
-            return
+            return False
         self._up_is_new = False
         tilt, newest = self._graph.tilt(up_map), len(self._graph.nodes)
         left = self._left if newest == self._levelled_at and not ends else 0.0
-        if tilt > left + MOST_TILT:
-            self._levelled_at, self._up_map = newest, up_map
-            self.solve(metric, levelled=True, up_map=up_map)
+        if not tilt > left + MOST_TILT:
+            return False
+        self._levelled_at, self._up_map = newest, up_map
+        return True
 
     def _start_submap(self, id: int) -> None:
         begin = self._submaps.T_local_submap(id).t
@@ -638,7 +641,7 @@ class LoopClosure(MapListener):
         """Notes that submaps have moved, by a loop or by another SLAM."""
         c = correction
         self.closed += not (c.followed or c.adjusted or c.levelled or c.anchored)
-        if c.levelled:
+        if c.levelled or c.anchored:
             self._left = self._graph.tilt(self._up_map)
         if correction.followed:
             self._graph.measure_anew()

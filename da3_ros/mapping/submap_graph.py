@@ -14,7 +14,6 @@ Positions and lengths are in the frame of odometry (``local``, see ``MapTable``)
 from __future__ import annotations
 
 import dataclasses
-import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -139,13 +138,16 @@ class SubmapGraph:
         """Whether any node knows what is up."""
         return bool(self._ups)
 
-    def off_level(self, submap: int, up: Up) -> float:
+    def off_level(self, submap: int, up: Up, up_map: Array | None = None) -> float:
         """Returns the angle, rad, between what is up in the axes of a submap and what all nodes
-        call so; infinite if none knows it."""
+        call so; if none knows it, ``up_map`` [3], up in the map; 0 without that."""
         ups = {self._at[first]: up for first, up in self._ups.items()}
-        if not ups:
-            return math.inf
-        mean = common_up([self.pose(node) for node in self.nodes], ups)
+        if ups:
+            mean = common_up([self.pose(node) for node in self.nodes], ups)
+        elif up_map is not None:
+            mean = self._submaps.T_map_local.R.T @ up_map
+        else:
+            return 0.0
         return angle(self._submaps.T_local_submap(submap).R @ up.direction, mean)
 
     def forget_ups(self, since_ns: int) -> None:

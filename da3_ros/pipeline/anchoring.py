@@ -120,6 +120,10 @@ class Anchoring:
             self.tell(f"not used: {why_not}")
         return not why_not
 
+    def ask(self) -> None:
+        """Asks for another solution soon: submaps do not agree about what is up."""
+        self._due, self._fits = True, False
+
     def tell(self, text: str) -> None:
         """Logs a line, once until there is another one, whatever its numbers."""
         kind = kind_of(text)
@@ -129,12 +133,14 @@ class Anchoring:
 
     def correction(
         self, submaps: Mapping[int, Submap], path: Trajectory, problem: Problem,
-        T_ros_map: Similarity, *, level: bool, scale_sigma: float = 0.0,
+        T_ros_map: Similarity, *, level: bool, scale_sigma: float = 0.0, by_gravity: bool = False,
+        ends: bool = False,
     ) -> Correction | None:  # fmt: skip
         """Returns the correction that brings the map to its anchors; None if it lies there.
 
         path: of the map. problem: the graph. T_ros_map: with metres per map unit. level: whether
-        the map's z is up. scale_sigma: relative standard deviation of the metres.
+        the map's z is up, by_gravity: by an IMU. scale_sigma: relative standard deviation of the
+        metres. ends: no window follows.
         """
         for camera in [camera for camera, waiting in self._waiting.items() if waiting]:
             oldest = min((given.stamp_ns for given in self._waiting[camera]), default=None)
@@ -142,15 +148,17 @@ class Anchoring:
                 self._take(submaps, path.poses(camera, oldest), camera, T_ros_map)
         grown = self._grown_m(submaps, T_ros_map) > self._least_m
         wait = (RARELY if self._fits and not grown else EVERY) if self._confirmed else 0
-        if not (self._due or grown) or not problem.nodes or self._windows < wait:
+        early = self._windows < wait and not ends
+        if not (self._due or grown) or not problem.nodes or early:
             return self.shifted(submaps, problem.T_map_local, T_ros_map)
         T_ros_submap = {id: T_ros_map @ s.T_map_submap for id, s in submaps.items()}
         anchors = self._chosen(T_ros_submap, path, problem)
         if not anchors:
             return None
         found = self._solved(
-            problem, T_ros_map, T_ros_submap, anchors, level=level, scale_sigma=scale_sigma
-        )
+            problem, T_ros_map, T_ros_submap, anchors, level=level, scale_sigma=scale_sigma,
+            by_gravity=by_gravity,
+        )  # fmt: skip
         if found is None:
             return None
         self._windows, self._due, self._fits = 0, False, True
@@ -262,13 +270,15 @@ class Anchoring:
 
     def _solved(
         self, problem: Problem, T_ros_map: Similarity, T_ros_submap: Mapping[int, Similarity],
-        anchors: Sequence[Anchor], *, level: bool, scale_sigma: float,
+        anchors: Sequence[Anchor], *, level: bool, scale_sigma: float, by_gravity: bool,
     ) -> Anchored | None:  # fmt: skip
         """Returns the solution, from another place if most anchors do not fit where it lies."""
         T_ros_local, here = T_ros_map @ problem.T_map_local, np.eye(4)
 
         def solved(at: Array) -> Anchored:
-            return solve_anchored(problem, T_ros_local, T_ros_submap, anchors, at, scale_sigma)
+            return solve_anchored(
+                problem, T_ros_local, T_ros_submap, anchors, at, scale_sigma, by_gravity=by_gravity
+            )
 
         try:
             found = solved(here) if self.placed else None

@@ -66,6 +66,11 @@ class LevelFinder:
             T = scaled_pose(T, unit)
         return replace(frame, T_level_camera=T)
 
+    def doubt(self) -> None:
+        """Forgets what gravity said is up, and the accelerometer's bias: the IMU was wrong."""
+        if self._gravity is not None:
+            self._gravity = GravityFilter()
+
     def _follow_gravity(
         self, frame: LocalFrame, stretch: ImuStretch | None, trust: str, *, still: bool
     ) -> Up | None:

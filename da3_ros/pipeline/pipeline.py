@@ -100,6 +100,7 @@ class Pipeline:
         self.scene_map.close_loop(wait=True)
         self.scene_map.hold_level(ends=True)
         self.scene_map.close_loop(wait=True)
+        self.scene_map.hold_by_anchors(ends=True)
         self.scene_map.adjust(self.refinement.metre, self.odometry.chain, ends=True)
         if self._steps.take_lenses():
             self.scene_map.adjust(self.refinement.metre, self.odometry.chain, ends=True)

@@ -60,6 +60,8 @@ log = logging.getLogger(__name__)
 
 
 FINISH_S = 1.0  # for keyframes that wait for later ones, when the map becomes read-only
+SLIPPED_NS = 5 * 10**9  # before what is up was seen to slip, in which it is not believed,
+DOUBTED_NS = 15 * 10**9  # and before the IMU was found to be wrong
 BETTER = 0.5  # share of the deviation of what is up, from which on the map is levelled again
 SEEN_TURN = np.radians(1.0)  # of the map's axes, which is worth a line
 MUCH_MORE = 1.5  # times the measured pixels, for which depth that may change is stored again
@@ -77,6 +79,7 @@ class SceneMap(MapListener):
     turned: bool  # whether its axes have changed after frames were published
     level_finder: LevelFinder
     _up_sigma: float  # of gravity, with which the map was levelled, rad; inf: it was not
+    _level_ns: int  # stamp of the frame that the map was levelled by
 
     def __init__(
         self, config: PipelineConfig, counters: Counter[str], device: str = "cpu",
@@ -190,7 +193,7 @@ class SceneMap(MapListener):
         self.turned |= shown
         self.T_ros_map = T_ros_map
         self._has_axes, self.is_level = True, self.is_level or final
-        self._up_sigma = np.inf if up is None else up.sigma
+        self._up_sigma, self._level_ns = np.inf if up is None else up.sigma, frame.stamp_ns
 
     @property
     def _is_placed(self) -> bool:
@@ -208,7 +211,7 @@ class SceneMap(MapListener):
     def _reset_map_pose(self) -> None:
         self.T_ros_map = T_ROS_MAP
         self.map_placed = self._is_given = self._has_axes = self.is_level = self.turned = False
-        self._up_sigma = np.inf
+        self._up_sigma, self._level_ns = np.inf, 0
         self.level_finder = LevelFinder(self.config, self._mount)
 
     def to_origin(self) -> None:
@@ -418,7 +421,7 @@ class SceneMap(MapListener):
         unit = self.scale.published_unit(frame.scale)
         if frame.camera == self.level_finder.camera:  # the others have nothing to say
             if trust == "no" and self._up_is_trusted:
-                self.loops.doubt_up(frame.stamp_ns)
+                self._doubt_up(frame.stamp_ns, DOUBTED_NS)
             self._up_is_trusted = trust != "no"
         return self.level_finder.follow(frame, stretch, unit, trust=trust, still=still)
 
@@ -428,14 +431,36 @@ class SceneMap(MapListener):
         if up is not None and submap != NO_SUBMAP:
             R = self.table.T_local_submap(submap).R.T @ frame.T_local_camera[:3, :3]
             up = dataclasses.replace(up, direction=R @ up.direction, stamp_ns=frame.stamp_ns)
-            if self.loops.add_up(submap, up):
+            found = self.loops.add_up(submap, up, self._up_map)
+            if found is not None and found.slips:
+                self._doubt_up(frame.stamp_ns, SLIPPED_NS)
+            elif found is not None and found.bends:
                 self.submaps.end_submap(submap)
+
+    def _doubt_up(self, stamp_ns: int, since_ns: int) -> None:
+        """Begins anew to find what is up: the IMU is wrong, and may have been for some time."""
+        known = self.loops.up_is_doubted or self._level_ns < stamp_ns - since_ns
+        level = known and self._up_map is not None
+        self.loops.doubt_up(stamp_ns, since_ns, level=level)
+        self.level_finder.doubt()
+        if not self.loops.up_is_doubted:  # nothing says that the published map is right
+            self._up_sigma = np.inf
 
     def hold_level(self, *, ends: bool = False) -> None:
         """Begins to level submaps that do not agree about what is up. ends: no window follows."""
+        up_map = self._up_map
+        if not self.loops.is_tilted(up_map, ends=ends):
+            return
+        if self.anchoring.placed and not self._why_no_anchors():
+            self.anchoring.ask()  # a map has one solution: for both
+        else:
+            self.loops.solve(self.scale.measured, levelled=True, up_map=up_map)
+
+    @property
+    def _up_map(self) -> Array | None:
+        """Up in the map [3], if an IMU has made it level; else None."""
         by_gravity = self.config.level.source == "imu" and self._has_axes and not self._is_given
-        up_map = self.T_ros_map[2, :3] if by_gravity else None
-        self.loops.hold_level(self.scale.measured, up_map, ends=ends)
+        return self.T_ros_map[2, :3] if by_gravity else None
 
     def measure_depth(self, *, pause: bool = False) -> None:
         """Goes on to measure the depth of keyframes, after a window.
@@ -659,8 +684,9 @@ class SceneMap(MapListener):
         self.correct(correction.at(self.table.T_map_local))
         return True
 
-    def hold_by_anchors(self, views: Sequence[View]) -> None:
-        """Moves the map to global poses of the robot, before the window of new ``views``."""
+    def hold_by_anchors(self, views: Sequence[View] = (), *, ends: bool = False) -> None:
+        """Moves the map to global poses of the robot, before the window of new ``views``. ends: no
+        window follows."""
         for view in views:
             self.anchoring.add(view)
         if not self.anchoring.is_due(self._why_no_anchors()) or self.loops.is_solving:
@@ -669,6 +695,7 @@ class SceneMap(MapListener):
         correction = self.anchoring.correction(
             self.submaps.submaps, self.table.path, self.loops.problem(), self._T_ros_map,
             level=self.is_level or self._has_axes, scale_sigma=self._scale_sigma,
+            by_gravity=self._up_map is not None, ends=ends,
         )  # fmt: skip
         if self.anchoring.placed and not was_placed:  # REP-105: z of their frame is up
             is_level = self.is_level or self.anchoring.says_up

@@ -1,5 +1,6 @@
 """Global poses as factors on the graph of submaps: held heading and drift, and honest errors."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ from da3_ros.geometry.poses import invert_pose
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.mapping.anchors import Anchor, about_z, placement, solve_anchored
 from da3_ros.mapping.graph_solution import Node, Problem
+from da3_ros.mapping.levelling import Up
 from da3_ros.mapping.pose_graph import Edge
 from da3_ros.types import UNKNOWN_M2, UNKNOWN_RAD2, GlobalPose
 
@@ -68,6 +70,15 @@ def anchor(i, sigmas, rng, off=(0, 0, 0)):
     if not np.isfinite(sigmas[5]):
         T[:3, :3] = np.eye(3)
     return Anchor(GlobalPose(i, T, np.diag(variance), MOUNT), i, np.eye(4))
+
+
+def ups(degrees=0.3):
+    """What is up at each node, in its axes, with the error of an IMU."""
+    rng, found = np.random.default_rng(8), {}
+    for i, T in enumerate(way()):
+        wrong = Rotation.from_rotvec(np.radians(degrees) * rng.standard_normal(3)).as_matrix()
+        found[i] = Up((T @ MOUNT)[2, :3] @ wrong, np.radians(degrees))
+    return found
 
 
 TAG = np.array([0.03, 0.03, 0.03, 0.02, 0.02, 0.02])
@@ -256,3 +267,24 @@ def test_a_part_without_anchors_moves_with_the_one_before():
 def test_the_turn_about_z_is_that_of_the_rotation():
     R = Rotation.from_euler("zyx", [0.7, 0.02, -0.01]).as_matrix()
     np.testing.assert_allclose(about_z(R), Rotation.from_euler("z", 0.7).as_matrix(), atol=0.02)
+
+
+@pytest.mark.parametrize("by_gravity", [False, True])
+def test_what_is_up_counts_beside_anchors(by_gravity):
+    """A network bends the way by 1.5 degrees at each node, and states a tenth of that."""
+    rng = np.random.default_rng(4)
+    problem, _ = graph(rng, np.array([1e-6, 1e-4, 1e-3]))
+    bend = Similarity(1.0, Rotation.from_euler("x", 1.5, degrees=True).as_matrix(), np.zeros(3))
+    stated, nodes = np.array([1e-6, 2.6e-3, 1e-2]), [problem.poses[0]]
+    edges = [replace(e, measured=e.measured @ bend, sigma=stated) for e in problem.edges]
+    for e in edges:
+        nodes.append(nodes[-1] @ e.measured)
+    known = ups() if by_gravity else {}
+    problem = replace(problem, poses=tuple(nodes), edges=edges, ups=known)
+    nodes, given = dict(enumerate(nodes)), [anchor(i, GNSS, rng) for i in range(COUNT)]
+    start = way()[0] @ MOUNT
+    found = solve_anchored(problem, IDENTITY, nodes, given, start, by_gravity=by_gravity)
+    up = [(base_of(found, nodes, i) @ invert_pose(way()[i]))[2, 2] for i in range(COUNT)]
+    most = math.degrees(max(map(math.acos, up)))
+    assert most < 1.5 if by_gravity else most > 3.0
+    assert sum(found.wrong) == 0 or not by_gravity

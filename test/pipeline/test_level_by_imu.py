@@ -19,10 +19,11 @@ from da3_ros.mapping.frames import LocalFrame
 from da3_ros.pipeline.delivery import NO_WINDOW
 from da3_ros.pipeline.level_finder import LevelFinder
 from da3_ros.pipeline.pipeline import Pipeline
+from da3_ros.pipeline.scene_map import SceneMap
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.imu import imu_samples
 from da3_ros.synthetic.truth import TruthSession
-from da3_ros.types import ImuNoise, Scale
+from da3_ros.types import UNKNOWN_RAD2, GlobalPose, ImuNoise, Scale
 
 SIZE, FRAMES = (140, 112), 40
 WRONG_MOUNT = np.array([[0.0, -1, 0, 0], [0, 0, -1, 0], [1, 0, 0, 0], [0, 0, 0, 1]])
@@ -36,17 +37,24 @@ def walked(walk="carried", seed=4, frames=FRAMES):
 
 def run(
     mount=None, gap=(), walk="carried", frames=FRAMES, network=TruthSession, slips=None,
-    late_s=0.0, of=None, shake=0.0, ends=False, **values,
+    late_s=0.0, of=None, shake=0.0, pushed=None, anchored=0.0, ends=False, **values,
 ):  # fmt: skip
     """slips: frame from which on the mount is the wrong one; None: from the beginning on. of:
-    frames of the whole walk. shake: of the accelerometer, m/s^2. ends: the recording."""
+    frames of the whole walk. shake: of the accelerometer, m/s^2. pushed: (first second, last, [3]
+    m/s^2) of an error of it. anchored: deviation of a position each second, metres; 0: none.
+    ends: the recording."""
     camera, whole = walked(walk, frames=of or frames)
     frames = whole[:frames]
     stamps = np.array([f.stamp_ns for f in frames])
     poses = camera.T_room_camera[: len(frames)]
     samples = imu_samples(poses, stamps, noise=ImuNoise(), seed=2, late_s=late_s)
     white = np.random.default_rng(5).normal(size=samples.acceleration.shape)
-    samples = dataclasses.replace(samples, acceleration=samples.acceleration + shake * white)
+    acceleration = samples.acceleration + shake * white
+    if pushed is not None:
+        first, last, error = pushed
+        seconds = (samples.stamps_ns - stamps[0]) / 1e9
+        acceleration[(seconds >= first) & (seconds < last)] += error
+    samples = dataclasses.replace(samples, acceleration=acceleration)
     stretches = [None, *samples.stretches(stamps, mount)]
     if slips is not None:
         stretches[:slips] = [None, *samples.stretches(stamps)][:slips]
@@ -54,13 +62,23 @@ def run(
         settings(**{"level.source": "imu", "scale.source": "fixed", **values}),
         network(frames),
     )
-    out = []
+    out, rng = [], np.random.default_rng(0)
     for k, (f, stretch) in enumerate(zip(frames, stretches, strict=True)):
         frame = to_frame(camera, f, imu=None if k in gap else stretch)
+        if anchored and k % 10 == 5:
+            frame = dataclasses.replace(frame, anchors=(position_of(f, anchored, rng),))
         out += pipeline.push(frame)
     if ends:
         out += pipeline.flush()
     return pipeline, out, frames
+
+
+def position_of(f, sigma, rng):
+    """A global pose of a frame's camera that has no orientation."""
+    T = np.eye(4)
+    T[:3, 3] = f.T_room_camera[:3, 3] + sigma * rng.standard_normal(3)
+    covariance = np.diag(np.repeat([sigma**2, UNKNOWN_RAD2], 3))
+    return GlobalPose(f.stamp_ns, T, covariance, np.eye(4))
 
 
 def tilt(T, true):
@@ -288,6 +306,46 @@ def test_a_bad_imu_does_not_bend_a_good_map(fault):
     assert np.ptp(of_map) < 0.3
     assert of_map.max() < 1.0
     assert rms < 1.0
+
+
+def test_a_fault_of_the_first_seconds_does_not_last():
+    """What was up then, and the bias that it made, do not count once the fault shows."""
+    pipeline, out, frames = run(
+        pushed=(2.0, 3.0, [0.0, 0.0, 4.0]), ends=True, **{**WALK, "frames": 180},
+        **{"loop.every": 10**6, "scale.factor": FACTOR},
+    )  # fmt: skip
+    of_map, published, rms, _ = judged(pipeline, out, frames)
+    assert published.max() > 3.0
+    assert of_map.max() < 0.5
+    assert published[-20:].max() < 0.5
+    assert rms < 1.0
+    assert len(pipeline.loops.problem().ups) > 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("network", "most"), [(TruthSession, 1.8), (Bending, 2.0)])
+def test_gravity_and_global_poses_hold_one_map(network, most):
+    """Positions with an error of 5 cm say what is up as well, to about a degree. Where each moved
+    the map by itself, they undid each other at each window."""
+    found = []
+    correct = SceneMap.correct
+
+    def note(self, correction):
+        found.append((correction.levelled, correction.anchored))
+        correct(self, correction)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SceneMap, "correct", note)
+        pipeline, out, frames = run(
+            network=network, anchored=0.05, ends=True, **WALK,
+            **{"loop.every": 10**6, "scale.factor": FACTOR},
+        )  # fmt: skip
+    of_map, published, _, _ = judged(pipeline, out, frames)
+    assert of_map.mean() < most
+    assert published[-50:].mean() < most + 0.7
+    first = found.index((False, True))
+    assert not any(levelled for levelled, _ in found[first:])
 
 
 def test_an_imu_with_a_known_fault_is_not_used(caplog, monkeypatch):
