@@ -36,15 +36,18 @@ from da3_ros.types import (
 
 log = logging.getLogger(__name__)
 
-CERTAIN = 0.05  # relative standard deviation of a stretch's scale that ends the stretch
+CERTAIN = 0.05  # relative standard deviation of a stretch's scale that ends the stretch,
+JUDGED = 0.2  # and from which on one that does not fit ends
 PARALLAX = 0.1  # its way over the depth at least: the network's noise is as large as less
 APART = 0.02  # way over depth between two positions that count: errors of one place are alike
 FEWEST, MOST = 3, 64  # positions of a stretch: two have no shape; more than the most are thinned
 DRIFT = 0.02  # of the camera's path over the distance, within a stretch
 WRONG = 1e-4  # probability of a misfit as large by chance, from which on a stretch does not count
-JUDGED = 9  # newest stretches that say how well positions fit
-USUAL = 0.7  # median of their mean squares over the variance, of few degrees of freedom
-WORSE = 3.0  # times the variances with which earlier stretches were fitted, if they do not count
+NEWEST = 9  # stretches that say how well positions fit
+# Quarter of them that fits best: with wrong covariances none fits, with wrong positions some. Its
+# mean square over the variance, of few degrees of freedom.
+BEST, USUAL = 0.25, 0.4
+WORSE = 3.0  # factor from which on positions fit far worse than they state
 MOST_GAP_S = 2.0  # between the frames before and after a position
 STEPS, SMALL = 20, 1e-6  # of a fit: the most, and the change of the logarithm that ends it,
 LARGE = 2.0  # and from which on positions are so noisy that they show none
@@ -163,8 +166,8 @@ class GlobalPoseFilter(MeasurementFilter):
         super().__init__()
         self.without_data = 0  # consecutive frames
         # Of the newest stretches, and the factor on the variances that they show.
-        self._misfits: deque[float] = deque(maxlen=JUDGED)
-        self._factor = self._least = 1.0  # the latter when measurements began
+        self._misfits: deque[float] = deque(maxlen=NEWEST)
+        self._factor = 1.0
         self._camera = FollowedCamera()  # whose path it is
         self.interrupt_motion()
 
@@ -195,31 +198,31 @@ class GlobalPoseFilter(MeasurementFilter):
                 self._add(given, interpolate(last[1], T_local_camera, share), depth)
 
     def _add(self, given: GlobalPose, T_local_camera: Array, depth: float) -> None:
-        """Adds a global pose with the camera's pose at its time. Ends a stretch that is certain;
-        the next one begins there."""
+        """Adds a global pose with the camera's pose at its time. Ends a stretch that is certain or
+        does not fit; the next one begins there."""
         here, stretch = _fix(given, T_local_camera), self._stretch
         if stretch and np.linalg.norm(here.camera - stretch[-1].camera) < APART * depth:
             return
         stretch.append(here)
         found = fit_stretch(stretch, self._factor)
         way = float(np.linalg.norm(here.camera - stretch[0].camera))
-        if found is not None and found.scale.sigma < CERTAIN and way > PARALLAX * depth:
+        if found is not None and way > PARALLAX * depth and self._ends(found):
             self._stretch = [here]
-            if found.chance > WRONG:
-                self._measurements.append(found.scale)
             self._judge(found)
         elif len(stretch) >= MOST:
             del stretch[1::2]
 
+    @staticmethod
+    def _ends(found: Stretch) -> bool:
+        sigma = found.scale.sigma
+        return sigma < CERTAIN or (sigma < JUDGED and found.chance < WRONG)
+
     def _judge(self, found: Stretch) -> None:
-        """Learns from an ended stretch by how much larger errors are than stated. Where it is a
-        lot, earlier stretches do not count: of wrong ones, some fit by chance."""
+        """Takes over an ended stretch, and learns by how much larger errors are than stated."""
+        if found.chance > WRONG:
+            self._measurements.append(found.scale)
         self._misfits.append(found.misfit * self._factor)
-        self._factor = max(1.0, float(np.median(self._misfits)) / USUAL)
-        if self._factor > WORSE * self._least:
-            self._measurements.clear()
-            self._least = self._factor
-        self._least = min(self._least, self._factor)
+        self._factor = max(1.0, float(np.quantile(self._misfits, BEST)) / USUAL)
 
 
 def _fix(given: GlobalPose, T_local_camera: Array) -> Fix:

@@ -11,9 +11,11 @@ from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.levelling import (
     FEWEST,
     LEAST_SIGMA,
+    Bend,
     SubmapUp,
     Up,
     bend_of,
+    bent,
     common_up,
     mean_up,
 )
@@ -43,6 +45,14 @@ def noise(count, seed, degrees=SIGMA):
 
 def steady(count, degrees):
     return np.arange(count)[:, None] * [degrees, 0.0]
+
+
+def test_a_way_that_bends_ends_beside_where_it_would():
+    measured = Similarity(1.0, np.eye(3), np.array([3.0, 0.0, 0.0]))
+    loose = bent(Edge(0, 1, measured, np.array([0.01, 0.0, 0.1])), Bend(0.1))
+    np.testing.assert_allclose(loose.sigma, [0.01, 0.1, np.hypot(0.1, 0.15)])
+    loop = Edge(0, 1, measured, np.ones(3), loop=True)
+    assert bent(loop, Bend(0.1)) is loop
 
 
 @pytest.mark.parametrize("degrees", [0.3, 0.5])
