@@ -17,7 +17,7 @@ from scipy.special import chdtri  # scipy.stats takes 0.4 s to import
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.mapping.graph_solution import Problem
-from da3_ros.mapping.levelling import bend_of, bent, level_node, z_is_up
+from da3_ros.mapping.levelling import Bend, Up, bend_of, bent, level_node, z_is_up
 from da3_ros.mapping.pose_graph import Edge, components, marginal, optimize
 from da3_ros.types import UNKNOWN_RAD2, Array, GlobalPose
 
@@ -181,14 +181,9 @@ def solve_anchored(
         edges.append(_factor(anchor, base, len(every), upright=upright and anchor is anchors[0]))
         at.append(len(edges) - 1)
         every.append(base)
-    component = components(len(every), edges)
+    component, bases = components(len(every), edges), slice(count + 1, len(every))
     ups = {k + 1: up for k, up in problem.ups.items() if component[k + 1] == component[0]}
-    bases, level = slice(count + 1, len(every)), None
-    if len(ups) > 1 or (ups and by_gravity):
-        level = len(every)
-        node, tilts = level_node(every, ups, bend)
-        every.append(node)
-        edges += [*tilts, z_is_up(0, level)] if by_gravity else tilts
+    level = _level(every, edges, ups, bend, by_gravity=by_gravity)
     found = optimize(every, edges, fixed=0, metric=True, level=level)
     misfits = found.residuals[at] * math.sqrt(7)
     wrong = [float(m) > _most(a) for m, a in zip(misfits, anchors, strict=True)]
@@ -203,6 +198,21 @@ def solve_anchored(
     moves = _with_unbound(moves, bound, near)
     centre = _centre(found.nodes, edges, newest + 1, level)
     return Anchored(moves, wrong, metres, sure, bound, centre)
+
+
+def _level(
+    nodes: list[Similarity], edges: list[Edge], ups: Mapping[int, Up], bend: Bend, *,
+    by_gravity: bool,
+) -> int | None:  # fmt: skip
+    """Adds a level node, and edges to it from the nodes that know up; returns its index. None:
+    they are too few to compare."""
+    if len(ups) < (1 if by_gravity else 2):
+        return None
+    level = len(nodes)
+    node, tilts = level_node(nodes, ups, bend)
+    nodes.append(node)
+    edges += [*tilts, z_is_up(0, level)] if by_gravity else tilts
+    return level
 
 
 def _stretched(edge: Edge, scale_sigma: float) -> Edge:
