@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.spatial.transform import Rotation
-from scipy.special import chdtrc  # scipy.stats takes 0.4 s to import
+from scipy.special import chdtrc, chdtri  # scipy.stats takes 0.4 s to import
 
 from da3_ros.geometry.poses import best_rotation, cross_matrices, interpolate, invert_pose
 from da3_ros.geometry.similarity import Similarity
@@ -44,9 +44,7 @@ FEWEST, MOST = 3, 64  # positions of a stretch: two have no shape; more than the
 DRIFT = 0.02  # of the camera's path over the distance, within a stretch
 WRONG = 1e-4  # probability of a misfit as large by chance, from which on a stretch does not count
 NEWEST = 9  # stretches that say how well positions fit
-# Quarter of them that fits best: with wrong covariances none fits, with wrong positions some. Its
-# mean square over the variance, of few degrees of freedom.
-BEST, USUAL = 0.25, 0.4
+BEST = 0.25  # share of them that fits best: with wrong covariances none fits, with wrong ones some
 WORSE = 3.0  # factor from which on positions fit far worse than they state
 MOST_GAP_S = 2.0  # between the frames before and after a position
 STEPS, SMALL = 20, 1e-6  # of a fit: the most, and the change of the logarithm that ends it,
@@ -79,7 +77,7 @@ class Stretch:
     """How a stretch fits its positions."""
 
     scale: Estimate
-    misfit: float  # mean square of the residuals, over the variance
+    misfit: float  # square of the residuals, over that which ``BEST`` of right stretches has
     chance: float  # probability of a misfit as large
 
 
@@ -152,7 +150,8 @@ def _judged(J: Array, r: Array, log_scale: float) -> Stretch | None:
         return None
     free, square = max(np.count_nonzero(r) - 7, 1), float(r @ r)
     chance = float(chdtrc(free, square))
-    return Stretch(Estimate(log_scale, 1 / math.sqrt(information)), square / free, chance)
+    misfit = square / float(chdtri(free, 1 - BEST))
+    return Stretch(Estimate(log_scale, 1 / math.sqrt(information)), misfit, chance)
 
 
 class GlobalPoseFilter(MeasurementFilter):
@@ -222,7 +221,7 @@ class GlobalPoseFilter(MeasurementFilter):
         if found.chance > WRONG:
             self._measurements.append(found.scale)
         self._misfits.append(found.misfit * self._factor)
-        self._factor = max(1.0, float(np.quantile(self._misfits, BEST)) / USUAL)
+        self._factor = max(1.0, float(np.quantile(self._misfits, BEST)))
 
 
 def _fix(given: GlobalPose, T_local_camera: Array) -> Fix:
