@@ -11,6 +11,7 @@ from support.viewers import Client, free_port
 
 pytest.importorskip("viser")
 
+from da3_ros.ros import status_report as report
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.truth import TruthSession
 
@@ -53,6 +54,8 @@ def test_the_viewer_of_a_node_gets_frames_and_map_and_its_commands_are_answered(
         live.until(lambda: len(stream.pipeline.map) > 0)
         live.until(lambda: feed.sent_bytes > 9 * len(stream.pipeline.map))
         live.until(lambda: {"map", "frame", "state"} <= set(kinds))
+        stated = report.diagnostics(live.da3._facts(), stream).status[0].values
+        assert [one.value for one in stated if one.key == "viewer"] == [feed.url]
 
         success, text = feed.commands("export", {"path": "room.ply"})
         assert success, text
