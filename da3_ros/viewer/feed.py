@@ -55,6 +55,7 @@ class Offered:
     range_m: tuple[float, float]  # of depths in the colours of metric frames
     controls: Mapping[str, Any] | None = None
     keyframes: int = 0  # that can be looked at one by one
+    live: bool = True  # whether frames wait while the map is read
 
     def message(self) -> ViewerMessage:
         """Returns the first message of a viewer."""
@@ -97,7 +98,7 @@ class ViewerFeed:
         self.url = ""  # of the page; empty: not open
         self.failure = ""  # why there is no viewer, and will be none
         self.sent_bytes = 0
-        self._scenes = {name: _Scene(MapReader(config.max_points)) for name in offered.scenes}
+        self._scenes = {name: _Scene(self._reader()) for name in offered.scenes}
         self._state: ViewerMessage | None = None
         self._settings: ViewerMessage | None = None
         self._answers: deque[ViewerMessage] = deque(maxlen=MOST_ANSWERS)
@@ -140,7 +141,7 @@ class ViewerFeed:
         if self._renewed:
             self._renewed = False
             for one in self._scenes.values():
-                one.reader, one.due_s = MapReader(self._config.max_points), 0.0
+                one.reader, one.due_s = self._reader(), 0.0
         if self.watched and held.greet:
             held.greet = False
             for frame, T in held.last.values():
@@ -158,7 +159,7 @@ class ViewerFeed:
     def clear(self, scene: str) -> None:
         """Removes all of a scene, which has another map from now on."""
         with self._condition:
-            held = self._scenes[scene] = _Scene(MapReader(self._config.max_points))
+            held = self._scenes[scene] = _Scene(self._reader())
             held.anew = True
             self._condition.notify()
 
@@ -197,6 +198,10 @@ class ViewerFeed:
         self._process.close()
         self._jobs.shutdown(wait=False, cancel_futures=True)
         self._thread.join(CLOSE_S)
+
+    def _reader(self) -> MapReader:
+        most = self._config.max_points
+        return MapReader(most) if self._offered.live else MapReader(most, most_of_submap=most)
 
     # The thread that sends ----------------------------------------------------------------------
 

@@ -94,7 +94,7 @@ def test_the_live_layout_is_that_of_a_replay_with_the_status():
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """The topics of the output.mcap of a replay with metres and a floor, each with a message at least."""
+    """The topics with messages in the output.mcap of a replay with metres and a floor."""
     folder = tmp_path_factory.mktemp("foxglove")
     camera = SyntheticCamera(seed=2, size=(140, 112), walk="loop", frames=6)
     write_synthetic_bag(folder / "room", camera)
