@@ -97,6 +97,7 @@ class ViewerFeed:
         self.watched = 0  # number of open pages
         self.url = ""  # of the page; empty: not open
         self.failure = ""  # why there is no viewer, and will be none
+        self.range_m = offered.range_m  # may change, see ``Offered``
         self.sent_bytes = 0
         self._scenes = {name: _Scene(self._reader()) for name in offered.scenes}
         self._state: ViewerMessage | None = None
@@ -259,7 +260,7 @@ class ViewerFeed:
         self, scene: str, frame: TrackedFrame, T_ros_map: Array, tracks: TrackHistory | None,
         note: str = "",
     ) -> None:  # fmt: skip
-        message = frame_message(scene, frame, T_ros_map, tracks, self._offered.range_m, note)
+        message = frame_message(scene, frame, T_ros_map, tracks, self.range_m, note)
         with self._condition:
             self._scenes[scene].frames[frame.camera] = message
             self._condition.notify()

@@ -9,7 +9,7 @@ import pytest
 from support.scenes import store
 from support.viewers import tracked
 
-from da3_ros.config import NodeConfig, config_from_parameters
+from da3_ros.config import DepthConfig, NodeConfig, config_from_parameters
 from da3_ros.drawing.colormaps import color_table
 from da3_ros.geometry.poses import T_ROS_MAP
 from da3_ros.live import live_view
@@ -54,7 +54,7 @@ def view(monkeypatch):
     view.feed.close()
 
 
-def stream_of(*, keyframes=4, share=0.25):
+def stream_of(*, keyframes=4, share=0.25, range_m=RANGE_M):
     """A stream whose refiner knows tracks of every frame."""
     scene_map = SimpleNamespace(
         T_ros_map=T_ROS_MAP,
@@ -63,7 +63,12 @@ def stream_of(*, keyframes=4, share=0.25):
     refiner = SimpleNamespace(track_history=lambda id: TRACKS)
     refinement = SimpleNamespace(refiner=refiner)
     return SimpleNamespace(
-        pipeline=SimpleNamespace(map=store(), scene_map=scene_map, refinement=refinement)
+        pipeline=SimpleNamespace(
+            map=store(),
+            scene_map=scene_map,
+            refinement=refinement,
+            config=SimpleNamespace(depth=DepthConfig(color_range_m=range_m)),
+        )
     )
 
 
@@ -107,3 +112,5 @@ def test_metric_depth_has_the_colours_of_its_range(view):
         pictures = pictures_of(shown(view, frame(depth=depth_m)), tracks=False)
         np.testing.assert_allclose(pictures.depth[0, 0].astype(int), color.astype(int), atol=8)
         assert "Depth: 0.50 (red) to 4.00 (blue) m" in pictures.caption
+    other = shown(view, frame(depth=2.0), stream_of(range_m=(2.0, 3.0)))  # it has changed
+    assert "Depth: 2.00 (red) to 3.00 (blue) m" in pictures_of(other, tracks=False).caption

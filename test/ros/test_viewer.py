@@ -71,6 +71,12 @@ def test_the_viewer_of_a_node_gets_frames_and_map_and_its_commands_are_answered(
         assert feed.commands("set", {"name": "depth.min_confidence", "value": 2})[0]
         assert live.da3.get_parameter("depth.min_confidence").value == 2.0
         live.until(lambda: "settings" in kinds)
+        wish = {"name": "depth.color_range_m", "value": [1, 2.5]}
+        assert feed.commands("set", wish)[0]
+        live.until(lambda: stream.view.feed._settings_sent["parameters"][wish["name"]] == [1, 2.5])
+        success, text = feed.commands("set", wish | {"value": [2, 1]})
+        assert not success
+        assert "depth.color_range_m" in text
         success, text = feed.commands("set", {"name": "window.size", "value": 5})
         assert not success
         assert "cannot change while the node is configured" in text
