@@ -94,6 +94,7 @@ def top_view(lines: Sequence[Line], spread: Spread | None, unit: str) -> str:
 
 
 def _add_ellipses(axes: Any, lines: Sequence[Line], spread: Spread, unit: str) -> None:
+    from matplotlib.colors import to_rgba  # (color, alpha) needs version 3.8
     from matplotlib.patches import Ellipse
 
     chosen = _even(len(spread.points), ELLIPSES)
@@ -102,8 +103,8 @@ def _add_ellipses(axes: Any, lines: Sequence[Line], spread: Spread, unit: str) -
     for k, (centre, size) in enumerate(zip(at, 2 * sigma, strict=True)):
         # Many that cover the plot would hide the path: these have no area.
         axes.add_artist(Ellipse(
-            tuple(centre), *size, facecolor="none" if is_cut else (SERIES[0], 0.1),
-            edgecolor=(SERIES[0], 0.4 if is_cut else 0.1), linewidth=0.8,
+            tuple(centre), *size, facecolor="none" if is_cut else to_rgba(SERIES[0], 0.1),
+            edgecolor=to_rgba(SERIES[0], 0.4 if is_cut else 0.1), linewidth=0.8,
             label=_deviation_label(sigma, unit, is_cut=is_cut) if k == 0 else None,
         ))  # fmt: skip
     axes.update_datalim([low, high])
