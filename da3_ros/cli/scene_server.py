@@ -32,7 +32,9 @@ def serve(source: Path, host: str, port: int | None, first_port: int) -> int:
     logging.getLogger("da3_ros.viewer.feed").setLevel(logging.WARNING)  # the address is printed
     config = ViewerConfig(port=port or first_port, host=host)
     with SavedSceneView(source) as view:
-        offered = Offered(str(source), [SCENE], [""], (0.0, 1.0), keyframes=view.keyframes)
+        offered = Offered(
+            str(source), [SCENE], [""], (0.0, 1.0), keyframes=view.keyframes, live=False
+        )
         feed = ViewerFeed(config, offered, _warn, exact=port is not None)
         try:
             return _run(feed, view)

@@ -42,6 +42,7 @@ class LiveView:
         measured = pipeline.scene_map.dense.so_far
         share = f"Measured depth: {100 * measured.share:.0f} % of the pixels of keyframes"
         note = share if measured.keyframes else ""
+        self.feed.range_m = pipeline.config.depth.color_range_m
         self.feed.take_frame(name, frame, pipeline.scene_map.T_ros_map, tracks, note)
         self.show_map(name, scene_stream)
 
@@ -63,7 +64,7 @@ def _controls(config: NodeConfig) -> dict[str, object]:
             "text": p.text, "low": p.low, "high": p.high, "choices": list(p.choices),
         }
         for p in parameters(config)
-        if p.live and not isinstance(p.value, tuple)
+        if p.live
     ]  # fmt: skip
     suffixes = [f.endings[0] for f in FORMATS.values() if f.live and f.endings]
     return {"suffixes": list(dict.fromkeys(suffixes)), "settings": settings}

@@ -121,10 +121,6 @@ def _blind(cause: str) -> Figure:
     return lambda e: _ratio(e.count(f"blind_{cause}"), e.count("processed"))
 
 
-def _suspect_blurred(e: Evidence) -> float:
-    return _ratio(e.count("suspect_blurred"), e.count("processed"))
-
-
 def _dropped(e: Evidence) -> float:
     counts = e.run.report.mapping("counts")
     names = [n for n in counts if n.startswith("dropped_")]
@@ -262,11 +258,10 @@ CHECKS = (
     Check("There are few frames", "frames", lambda e: e.count("processed") or math.nan, 8,
           "Record longer: depth needs at least a window of views.",
           "tuning.md", "Quality", least=True),
-    Check("Images are blurred", "share of frames that are blurred", _blind("blurred"), MOST_BLIND,
+    # Not those with little detail (``suspect_blurred``), which plainer walls in view have too.
+    Check("Images are blurred", "share of frames that are so blurred that they have no depth",
+          _blind("blurred"), MOST_BLIND,
           "Move and turn slower, use more light, or a shorter exposure.", *BLIND, kind="share"),
-    Check("Some images are blurred", "share of frames with less than half of the usual detail",
-          _suspect_blurred, 0.05, "Move and turn slower, use more light, or a shorter exposure.",
-          *BLIND, kind="share"),
     Check("Images are dark", "share of frames that are dark", _blind("dark"), MOST_BLIND,
           "Use more light or a longer exposure; look for a covered lens.", *BLIND, kind="share"),
     Check("Images are overexposed", "share of frames that are overexposed",

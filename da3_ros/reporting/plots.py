@@ -28,6 +28,7 @@ MOST_POINTS, MOST_PIECES = 2000, 400  # of a line, and of its uninterrupted piec
 WIDTH, HEIGHT = 5.4, 3.1  # of a plot, inches of 72 points
 MOST_BREAKS, LONGEST_STEP_S = 60, 0.5  # in a plot of shares: times without frames
 ELLIPSES = 10  # of uncertainty, along a path
+ROOM = 0.25  # of the paths' size: so far beyond them deviations are shown
 # Colours as matplotlib gets them, and as the page's style names them (``page.STYLE``).
 INK, GRID = "#010101", "#020202"
 SERIES = ("#030301", "#030302", "#030303", "#030304", "#030305", "#030306")
@@ -69,9 +70,8 @@ class Spread:
 
 
 def top_view(lines: Sequence[Line], spread: Spread | None, unit: str) -> str:
-    """Returns paths from above, with ellipses of one standard deviation."""
-    from matplotlib.patches import Ellipse
-
+    """Returns paths from above, with ellipses of one standard deviation, which are cut where they
+    would make the paths too small to be seen."""
     with _figure(1.25 * HEIGHT) as (figure, done):
         axes = figure.subplots()
         for line in lines:
@@ -81,14 +81,8 @@ def top_view(lines: Sequence[Line], spread: Spread | None, unit: str) -> str:
                 color=line.color,
                 label=line.name,
             )
-        for k in _even(0 if spread is None else len(spread.points), ELLIPSES):
-            assert spread is not None
-            at, size = spread.points[k, :2], 2 * spread.sigma[k, :2]
-            label = "± 1 standard deviation" if k == 0 else None
-            axes.add_patch(Ellipse(
-                (at[0], at[1]), size[0], size[1], facecolor=SERIES[0], edgecolor=SERIES[0],
-                linewidth=0.8, alpha=0.1, label=label,
-            ))  # fmt: skip
+        if spread is not None and len(spread.points):
+            _add_ellipses(axes, lines, spread, unit)
         start = lines[0].points[np.isfinite(lines[0].points).all(axis=1)][:1]
         axes.plot(start[:, 0], start[:, 1], "o", color=INK, markersize=4, label="start")
         axes.set_aspect("equal", adjustable="datalim")
@@ -99,8 +93,47 @@ def top_view(lines: Sequence[Line], spread: Spread | None, unit: str) -> str:
     return done()
 
 
+def _add_ellipses(axes: Any, lines: Sequence[Line], spread: Spread, unit: str) -> None:
+    from matplotlib.colors import to_rgba  # (color, alpha) needs version 3.8
+    from matplotlib.patches import Ellipse
+
+    chosen = _even(len(spread.points), ELLIPSES)
+    at, sigma = spread.points[chosen, :2], spread.sigma[chosen, :2]
+    low, high, is_cut = _shown_range(lines, at - sigma, at + sigma, (0, 1))
+    for k, (centre, size) in enumerate(zip(at, 2 * sigma, strict=True)):
+        # Many that cover the plot would hide the path: these have no area.
+        axes.add_artist(Ellipse(
+            tuple(centre), *size, facecolor="none" if is_cut else to_rgba(SERIES[0], 0.1),
+            edgecolor=to_rgba(SERIES[0], 0.4 if is_cut else 0.1), linewidth=0.8,
+            label=_deviation_label(sigma, unit, is_cut=is_cut) if k == 0 else None,
+        ))  # fmt: skip
+    axes.update_datalim([low, high])
+
+
+def _shown_range(
+    lines: Sequence[Line], low: Array, high: Array, axes: Sequence[int]
+) -> tuple[Array, Array, bool]:
+    """Returns the lowest and the highest values [A] of some axes to show of deviations that are
+    between ``low`` and ``high`` [N, A], and whether they are cut: ``ROOM`` beyond the paths."""
+    points = np.concatenate([line.points for line in lines])
+    points = points[np.isfinite(points).all(axis=1)]
+    low, high = np.fmin.reduce(low), np.fmax.reduce(high)
+    room = ROOM * float(np.ptp(points, axis=0).max()) if len(points) else 0.0
+    if room == 0.0:  # a camera that stands has no path to be seen
+        return low, high, False
+    least, most = points[:, axes].min(axis=0) - room, points[:, axes].max(axis=0) + room
+    is_cut = bool((low < least).any() or (high > most).any())
+    return np.maximum(low, least), np.minimum(high, most), is_cut
+
+
+def _deviation_label(sigma: Array, unit: str, *, is_cut: bool) -> str:
+    more = f", cut (up to {np.fmax.reduce(sigma, axis=None):.2g} {unit})" if is_cut else ""
+    return f"± 1 standard deviation{more}"
+
+
 def height_plot(lines: Sequence[Line], spread: Spread | None, unit: str) -> str:
-    """Returns the height of paths over time, with a band of one standard deviation."""
+    """Returns the height of paths over time, with a band of one standard deviation, which is cut
+    where it would make the paths too flat to be seen."""
     with _figure() as (figure, done):
         axes = figure.subplots()
         scale, name = time_unit(max((_last(line.seconds) for line in lines), default=0.0))
@@ -110,9 +143,14 @@ def height_plot(lines: Sequence[Line], spread: Spread | None, unit: str) -> str:
                       label=line.name)  # fmt: skip
         if spread is not None and len(spread.points):
             z, sigma = spread.points[:, 2], spread.sigma[:, 2]
+            low, high, is_cut = _shown_range(
+                lines, (z - sigma)[:, None], (z + sigma)[:, None], [2]
+            )
             t = spread.seconds / scale
             axes.fill_between(t, z - sigma, z + sigma, color=SERIES[0], alpha=0.25, linewidth=0,
-                              label="± 1 standard deviation")  # fmt: skip
+                              label=_deviation_label(sigma, unit, is_cut=is_cut))  # fmt: skip
+            if is_cut:
+                axes.set_ylim(low[0], high[0])
         axes.set_xlabel(f"time ({name})")
         axes.set_ylabel(f"z, height above the start ({unit})")
         _legend(axes)

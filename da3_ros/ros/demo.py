@@ -12,7 +12,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -47,10 +48,8 @@ from da3_ros.types import Array
 IMAGE = "/demo/image_raw"
 WAITING = "dense_waiting"  # of /diagnostics
 TIMEOUT_S = 180.0
-PORT = 8080  # of the viewer
-VIEWER = (
-    f"http://localhost:{PORT} until Ctrl-C (the node's log has the address if that was in use)"
-)
+PORT = 8080  # of the viewer; the node takes another one if it is in use
+VIEWER_S = 30.0  # longest wait for the viewer's address
 QUIET_S = 5.0  # without a message for so long, missing ones count as lost
 LOST_S = 15.0  # the same for images that the node has not received
 MEASURE_S = 30.0  # longest wait for the depth of the last keyframes, which the node measures
@@ -82,6 +81,7 @@ class MessageRecorder(Node):
         self.got: dict[str, dict[int, Any]] = {name: {} for name in TOPICS}
         self.status: Any = None
         self.rate_hz = 0.0  # highest one: it falls while the last keyframes are measured
+        self.viewer = ""  # its address, or why there is none; empty: unknown
         self.waiting: int | None = None  # keyframes whose depth is being measured; None: unknown
         self.received_s = time.monotonic()
         self._subscriptions_of_results = [
@@ -119,6 +119,7 @@ class MessageRecorder(Node):
         values = {one.key: one.value for status in message.status for one in status.values}
         if WAITING in values or values.get("dense") == "off":
             self.waiting = int(values.get(WAITING, 0))
+        self.viewer = values.get("viewer", "viewer.port is 0")
 
     def wait_for_depth(self, alive: Callable[[], None]) -> None:
         """Spin until the depth of the last keyframes is measured, for ``MEASURE_S`` at most."""
@@ -126,6 +127,11 @@ class MessageRecorder(Node):
         self.spin_until(
             lambda: self.waiting == 0 or time.monotonic() > end, "the measuring of depth", alive
         )
+
+    def wait_for_viewer(self, alive: Callable[[], None]) -> None:
+        """Spin until the viewer has an address, or has failed, for ``VIEWER_S`` at most."""
+        self.viewer, end = "", time.monotonic() + VIEWER_S
+        self.spin_until(lambda: bool(self.viewer) or time.monotonic() > end, "the viewer", alive)
 
     def spin_until(
         self, condition: Callable[[], bool], what: str, alive: Callable[[], None]
@@ -168,14 +174,17 @@ def run(
     note = ""
     if any(p.replace(" ", "") == "checkpoint:=random" for p in parameters):
         note = "random weights: depth and path have no meaning, only the data flow is tested\n"
+    alive = partial(_check_alive, recorder, (camera, node))
     try:
-        text = _watch(recorder, output, frames, make_room(seed), (camera, node))
+        text = _watch(recorder, output, frames, make_room(seed), alive)
         sys.stdout.write(
             f"{text}{note}written to {output}: {', '.join((*SCENE_FILES, PICTURE))}\n"
         )
-        sys.stdout.write(f"\nopen {VIEWER if stay else output / PICTURE}\n")
         if stay:
-            sys.stdout.flush()
+            recorder.wait_for_viewer(alive)
+        sys.stdout.write(_to_open(recorder.viewer if stay else None, output / PICTURE))
+        sys.stdout.flush()
+        if stay:
             node.wait()
     finally:
         recorder.destroy_node()
@@ -185,21 +194,35 @@ def run(
             process.wait(10)
 
 
+def _to_open(viewer: str | None, picture: Path) -> str:
+    """Returns the last lines: what to open.
+
+    viewer: the page's address, or why there is none; empty: unknown; None: none is wanted.
+    """
+    if viewer is None:
+        return f"\nopen {picture}\n"
+    if viewer.startswith("http"):
+        return f"\nopen {viewer} until Ctrl-C\n"
+    return f"\nthere is no viewer ({viewer or 'it does not start'}): open {picture}\n"
+
+
+def _check_alive(recorder: MessageRecorder, processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Raises DemoError if camera or node have ended, or the node is idle."""
+    for process in processes:
+        if process.poll() is not None:
+            raise DemoError(f"a process ended by itself: {process.args!r}")
+    status = recorder.status
+    if status is not None and status.state == "unconfigured" and status.last_error:
+        raise DemoError(status.last_error)  # the node keeps running, but idle
+
+
 def _watch(
     recorder: MessageRecorder,
     output: Path,
     frames: int,
     room: Room,
-    processes: tuple[subprocess.Popen[bytes], ...],
+    alive: Callable[[], None],
 ) -> str:
-    def alive() -> None:
-        for process in processes:
-            if process.poll() is not None:
-                raise DemoError(f"a process ended by itself: {process.args!r}")
-        status = recorder.status
-        if status is not None and status.state == "unconfigured" and status.last_error:
-            raise DemoError(status.last_error)  # the node keeps running, but idle
-
     recorder.spin_until(recorder.is_connected, "the connection of camera and node", alive)
     recorder.start_camera()
     start = time.monotonic()

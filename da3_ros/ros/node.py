@@ -339,7 +339,9 @@ class Da3Node(LifecycleNode):
         if self._viewer_commands is not None:
             live = {name: self.get_parameter(name).value for name in parameters.LIVE}
             plain = {
-                name: v for name, v in live.items() if isinstance(v, bool | int | float | str)
+                name: v if isinstance(v, bool | int | float | str) else list(v)
+                for name, v in live.items()
+                if v is not None
             }
             feed.take_settings({"enabled": self.enabled, "parameters": plain})
 

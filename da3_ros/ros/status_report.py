@@ -101,7 +101,7 @@ def diagnostics(node: NodeFacts, stream: Stream | None) -> DiagnosticArray:
     values.update({f"dropped_{cause}": count for cause, count in drops.items()})
     values["publish_failed"] = stream.publish_failed if stream else 0
     values.update({} if stream is None else _blind(stream))
-    values.update(_ranges(stream))
+    values.update(_ranges(stream) | _viewer(stream))
     values.update(_backend(stream) | _alignment(stream) | _times(stream, node.now_ns))
     values["mesh_percent"] = node.mesh_percent
     values["input_stamp_age_s"] = math.nan if node.images is None else node.images.stamp_age_s
@@ -276,6 +276,15 @@ def _ranges(stream: Stream | None) -> dict[str, Any]:
         return {}
     sensors = stream.ranges
     return {"returns": sensors.returns, "returns_age_s": sensors.age_s} | dict(sensors.counts)
+
+
+def _viewer(stream: Stream | None) -> dict[str, str]:
+    """Returns the address of the page in a browser, or why there is none; empty while it
+    starts."""
+    if stream is None or stream.view is None:
+        return {}
+    feed = stream.view.feed
+    return {"viewer": feed.url or feed.failure}
 
 
 def _focal_sources(stream: Stream) -> set[str]:

@@ -76,10 +76,12 @@ class ViewerCommands:
         return request
 
     def _parameter(self, name: str, value: Any) -> Any:
-        """Returns a parameter's message; a number gets the type that the parameter has."""
+        """Returns a parameter's message; numbers get the type that the parameter has."""
         held = self._node.get_parameter(name).value
         if isinstance(held, float) and not isinstance(value, bool):
             value = float(value)
         elif isinstance(held, int) and not isinstance(held, bool):
             value = int(value)
+        elif isinstance(value, list):  # a range
+            value = [float(one) for one in value]
         return Parameter(name, value=value).to_parameter_msg()

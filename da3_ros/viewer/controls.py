@@ -58,6 +58,8 @@ class Controls:
         gui, choices = self._gui, setting["choices"]
         if choices:
             field = gui.add_dropdown(name, choices, initial_value=value, hint=text)
+        elif isinstance(value, list | tuple):  # a range: the only kind of list that may change
+            field = gui.add_vector2(name, tuple(value), hint=text, step=STEP)
         elif isinstance(value, bool):
             field = gui.add_checkbox(name, value, hint=text)
         elif isinstance(value, int | float):
@@ -78,5 +80,6 @@ class Controls:
 
     @staticmethod
     def _set(field: Any, value: Any) -> None:
+        value = tuple(value) if isinstance(value, list) else value
         if field.value != value:
             field.value = value

@@ -35,6 +35,7 @@ FIRST_RESTART_S, LAST_RESTART_S = 1.0, 60.0  # waits for a new process after one
 CLOSE_S = 3.0
 MOST_ANSWERS = 8  # that wait to be shown; the newest stay
 MOST_COMMANDS = 4  # of users of the page that wait
+SETTLE_S = 2.0  # after a command, in which a user may still be typing a value
 
 Commands = Callable[[str, Mapping[str, Any]], tuple[bool, str]]
 Keyframes = Callable[[int], "ViewerMessage | str"]  # by index; a text says why there is none
@@ -54,6 +55,7 @@ class Offered:
     range_m: tuple[float, float]  # of depths in the colours of metric frames
     controls: Mapping[str, Any] | None = None
     keyframes: int = 0  # that can be looked at one by one
+    live: bool = True  # whether frames wait while the map is read
 
     def message(self) -> ViewerMessage:
         """Returns the first message of a viewer."""
@@ -95,12 +97,14 @@ class ViewerFeed:
         self.watched = 0  # number of open pages
         self.url = ""  # of the page; empty: not open
         self.failure = ""  # why there is no viewer, and will be none
+        self.range_m = offered.range_m  # may change, see ``Offered``
         self.sent_bytes = 0
-        self._scenes = {name: _Scene(MapReader(config.max_points)) for name in offered.scenes}
+        self._scenes = {name: _Scene(self._reader()) for name in offered.scenes}
         self._state: ViewerMessage | None = None
         self._settings: ViewerMessage | None = None
         self._answers: deque[ViewerMessage] = deque(maxlen=MOST_ANSWERS)
-        self._settings_sent: Mapping[str, Any] | None = None
+        self._settings_sent: Mapping[str, Any] | None = None  # None: the page may differ
+        self._settled_s = 0.0  # time from which values in force are shown
         self._wanted: int | None = None  # the keyframe that a user wants to see
         self._keyframe: int | None = None  # that the viewer shows
         self._errors: set[str] = set()  # kinds that were warned of
@@ -138,7 +142,7 @@ class ViewerFeed:
         if self._renewed:
             self._renewed = False
             for one in self._scenes.values():
-                one.reader, one.due_s = MapReader(self._config.max_points), 0.0
+                one.reader, one.due_s = self._reader(), 0.0
         if self.watched and held.greet:
             held.greet = False
             for frame, T in held.last.values():
@@ -156,7 +160,7 @@ class ViewerFeed:
     def clear(self, scene: str) -> None:
         """Removes all of a scene, which has another map from now on."""
         with self._condition:
-            held = self._scenes[scene] = _Scene(MapReader(self._config.max_points))
+            held = self._scenes[scene] = _Scene(self._reader())
             held.anew = True
             self._condition.notify()
 
@@ -169,9 +173,13 @@ class ViewerFeed:
             self._condition.notify()
 
     def take_settings(self, values: Mapping[str, Any]) -> None:
-        """Shows values in force: ``enabled``, and ``parameters`` by name."""
+        """Shows values in force: ``enabled``, and ``parameters`` by name.
+
+        They are shown again after each command: the page has what its user wished, which the node
+        may have refused.
+        """
         with self._condition:
-            if values == self._settings_sent:
+            if values == self._settings_sent or time.monotonic() < self._settled_s:
                 return  # a user may be changing one
             self._settings = ViewerMessage("settings", values)
             self._settings_sent = values
@@ -191,6 +199,10 @@ class ViewerFeed:
         self._process.close()
         self._jobs.shutdown(wait=False, cancel_futures=True)
         self._thread.join(CLOSE_S)
+
+    def _reader(self) -> MapReader:
+        most = self._config.max_points
+        return MapReader(most) if self._offered.live else MapReader(most, most_of_submap=most)
 
     # The thread that sends ----------------------------------------------------------------------
 
@@ -248,7 +260,7 @@ class ViewerFeed:
         self, scene: str, frame: TrackedFrame, T_ros_map: Array, tracks: TrackHistory | None,
         note: str = "",
     ) -> None:  # fmt: skip
-        message = frame_message(scene, frame, T_ros_map, tracks, self._offered.range_m, note)
+        message = frame_message(scene, frame, T_ros_map, tracks, self.range_m, note)
         with self._condition:
             self._scenes[scene].frames[frame.camera] = message
             self._condition.notify()
@@ -314,10 +326,10 @@ class ViewerFeed:
         name = "localhost" if host == "127.0.0.1" else f"[{host}]" if ":" in host else host
         self.url = f"http://{name}:{port}"
         if port != self._config.port:
-            self._warn(f"viewer.port is {self._config.port}: in use; the viewer is on {port}")
+            self._warn(f"port {self._config.port} is in use: the viewer is on {port}")
         if host not in LOCAL:
             self._warn(
-                f"viewer.host is {host}: everyone in the network sees the images and the map, "
+                f"the viewer is on {host}: everyone in the network sees the images and the map, "
                 f"{'and may change the node, ' if self._config.control else ''}without a password"
             )
         log.info("viewer: %s", self.url)
@@ -351,9 +363,10 @@ class ViewerFeed:
         """Has a command carried out; more than a few at once are refused."""
         with self._condition:
             if self._busy >= MOST_COMMANDS or self._stopping:
-                self._answers.append(_answer(name, False, "too many commands wait"))
+                self._answer(_answer(name, False, "too many commands wait"))
                 return
             self._busy += 1
+            self._settled_s = time.monotonic() + SETTLE_S
             self._jobs.submit(self._carry_out, name, values)
 
     def _carry_out(self, name: str, values: Mapping[str, Any]) -> None:
@@ -366,8 +379,10 @@ class ViewerFeed:
                 self._busy -= 1
 
     def _answer(self, message: ViewerMessage) -> None:
+        """Shows the answer to a command, and has the values in force shown again."""
         with self._condition:
             self._answers.append(message)
+            self._settings_sent, self._settled_s = None, time.monotonic() + SETTLE_S
             self._condition.notify()
 
 

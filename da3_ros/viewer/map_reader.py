@@ -19,6 +19,7 @@ from da3_ros.viewer.strides import chosen_strides
 MAX_PATH = 2000  # poses of the path that are shown
 MAX_KEYFRAMES = 200
 STEPS = 2  # of distances per doubling
+MOST_OF_SUBMAP = 150_000  # points of a submap of a live map; reading them takes about 10 ms
 MAX_POINTS_AT_ONCE = 40_000  # of changed submaps in an update; the others follow in the next
 
 
@@ -69,6 +70,7 @@ class MapReader:
     map."""
 
     most: int  # points that are shown
+    most_of_submap: int = MOST_OF_SUBMAP  # likewise, of one submap, which is read as a whole
     _sent: dict[int, _Sent] = field(default_factory=dict)
 
     def update(self, store: SubmapStore, T_ros_map: Array) -> MapUpdate:
@@ -122,6 +124,7 @@ class MapReader:
         """
         distances = _distances(shown, poses, camera)
         strides = chosen_strides(sizes, distances, most)
+        strides = np.maximum(strides, _coarsest(sizes / self.most_of_submap))
         out: dict[int, ShownPoints] = {}
         room = MAX_POINTS_AT_ONCE
         for i in np.argsort(distances, kind="stable"):
@@ -154,3 +157,8 @@ def _loops(store: SubmapStore, poses: Mapping[int, Similarity], shown: set[int])
         if edge.loop and edge.first in shown and edge.second in shown
     ]
     return np.array(ends).reshape(-1, 2, 3)
+
+
+def _coarsest(parts: Array) -> Array:
+    """Returns the least powers of two [N] that are at least some numbers [N]."""
+    return np.exp2(np.ceil(np.log2(np.maximum(parts, 1.0)))).astype(np.int64)

@@ -156,6 +156,36 @@ def test_binary_models_of_colmap_equal_those_in_text(kept):
     np.testing.assert_array_equal(*poses)
 
 
+def test_images_of_colmap_may_lack_the_lines_of_their_points(tmp_path, walk):
+    write_colmap(tmp_path, *walk)
+    (file,) = tmp_path.glob("sparse/0/images.txt")
+    lines = file.read_text().splitlines()
+    true = read_true_poses(tmp_path).T_truth_camera
+    for kept_lines in (
+        [one for one in lines if one.endswith("png")],  # none has
+        [one for i, one in enumerate(lines) if i != 2],  # all but one
+    ):
+        file.write_text("\n".join(kept_lines) + "\n")
+        recording, frames = opened(tmp_path)
+        assert len(frames) == FRAMES
+        assert recording.counters["bad_images"] == 0
+        np.testing.assert_array_equal(read_true_poses(tmp_path).T_truth_camera, true)
+    file.write_text("\n".join([*lines[:3], lines[2] * 3, *lines[3:]]) + "\n")
+    assert "images.txt, line 4: " in refused(tmp_path)
+
+
+def test_names_with_spaces_and_without_letters_are_no_points(tmp_path, walk):
+    write_colmap(tmp_path, *walk)
+    (file,) = tmp_path.glob("sparse/0/images.txt")
+    lines = [one for one in file.read_text().splitlines() if one.endswith("png")]
+    names = ["1 2 3.png", "17", "a 4 5", "6 7", "8.png"]
+    for i, name in enumerate(names):
+        (tmp_path / "images" / f"{i + 8}.png").rename(tmp_path / "images" / name)
+        lines[i] = lines[i].replace(f"{i + 8}.png", name)
+    file.write_text("\n".join(lines))
+    assert len(read_true_poses(tmp_path).stamps_ns) == FRAMES
+
+
 # Calibrations
 
 

@@ -1,13 +1,20 @@
 """`make demo` as a user runs it: it ends by itself, writes its files and prints the errors."""
 
+import os
 import re
+import signal
+import socket
+import urllib.request
+from pathlib import Path
 
 import cv2
 import pytest
 from support import programs
 from support import ros_testing as rt
+from support.browser import wait_for
 
 from da3_ros.network.checkpoint import shipped_folder
+from da3_ros.ros.demo import _to_open
 
 pytestmark = pytest.mark.process
 
@@ -43,6 +50,44 @@ def test_demo_ends_with_files_and_errors_against_the_exact_room(tmp_path):
     assert done.stdout.endswith(f"\n\nopen {tmp_path / 'demo.png'}\n")
     height, width = cv2.imread(str(tmp_path / "demo.png")).shape[:2]
     assert height > width  # the scene above the frames
+
+
+@pytest.mark.slow
+def test_demo_names_the_page_that_is_there_although_its_port_is_taken(tmp_path):
+    pytest.importorskip("viser")
+    out, errors = tmp_path / "out.txt", tmp_path / "err.txt"
+    for file in (out, errors):
+        file.touch()
+    weights = [] if shipped_folder("da3-tiny") else ["-p", "checkpoint:=random"]
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        words = ["-m", "da3_ros.ros.demo", "--output", str(tmp_path / "demo"), "--frames", "4",
+                 "--viewer", "-p", f"viewer.port:={port}", "-p", "backend:=torch",
+                 "-p", "process_res:=112", *weights]  # fmt: skip
+        process = programs.start(words, rt.environment(rt.domain()), str(out), str(errors))
+        try:
+            wait_for(
+                lambda: "\nopen " in out.read_text() or process.exitcode is not None,
+                "the end",
+                200.0,
+            )
+            url = re.search(r"\n\nopen (http://localhost:\d+) until Ctrl-C\n$", out.read_text())
+            assert url, out.read_text() + errors.read_text()
+            assert not url[1].endswith(f":{port}")
+            assert b"viser" in urllib.request.urlopen(url[1]).read().lower()
+        finally:
+            os.kill(process.pid, signal.SIGINT)
+            process.join(30)
+    assert process.exitcode is not None
+
+
+def test_without_a_page_the_picture_is_named():
+    picture = Path("demo.png")
+    assert _to_open(None, picture) == "\nopen demo.png\n"
+    for viewer, why in (("viewer.port is 0", "viewer.port is 0"), ("", "it does not start")):
+        assert _to_open(viewer, picture) == f"\nthere is no viewer ({why}): open demo.png\n"
 
 
 @pytest.mark.long

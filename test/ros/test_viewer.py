@@ -11,6 +11,7 @@ from support.viewers import Client, free_port
 
 pytest.importorskip("viser")
 
+from da3_ros.ros import status_report as report
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.truth import TruthSession
 
@@ -53,6 +54,8 @@ def test_the_viewer_of_a_node_gets_frames_and_map_and_its_commands_are_answered(
         live.until(lambda: len(stream.pipeline.map) > 0)
         live.until(lambda: feed.sent_bytes > 9 * len(stream.pipeline.map))
         live.until(lambda: {"map", "frame", "state"} <= set(kinds))
+        stated = report.diagnostics(live.da3._facts(), stream).status[0].values
+        assert [one.value for one in stated if one.key == "viewer"] == [feed.url]
 
         success, text = feed.commands("export", {"path": "room.ply"})
         assert success, text
@@ -68,6 +71,12 @@ def test_the_viewer_of_a_node_gets_frames_and_map_and_its_commands_are_answered(
         assert feed.commands("set", {"name": "depth.min_confidence", "value": 2})[0]
         assert live.da3.get_parameter("depth.min_confidence").value == 2.0
         live.until(lambda: "settings" in kinds)
+        wish = {"name": "depth.color_range_m", "value": [1, 2.5]}
+        assert feed.commands("set", wish)[0]
+        live.until(lambda: stream.view.feed._settings_sent["parameters"][wish["name"]] == [1, 2.5])
+        success, text = feed.commands("set", wish | {"value": [2, 1]})
+        assert not success
+        assert "depth.color_range_m" in text
         success, text = feed.commands("set", {"name": "window.size", "value": 5})
         assert not success
         assert "cannot change while the node is configured" in text

@@ -19,6 +19,8 @@ pytestmark = [
     pytest.mark.process, pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="needs chromium: apt install chromium"),
 ]  # fmt: skip
+FIELD = "[...document.querySelectorAll('input')].find(e => e.value.startsWith('2'))"
+VALUES = "[...document.querySelectorAll('input')].map(e => e.value).join()"
 PANEL = 480  # pixels at the right that the panel may cover
 
 
@@ -136,14 +138,48 @@ def test_controls_ask_the_node_and_show_its_answers():
         wait_for(lambda: "save was asked" in browser.text(), "the answer")
         assert asked == [("export", {"path": "room.glb"}), ("save", {"path": "room"})]
         browser.click("Reset")
-        running.feed.take_settings(
-            {"enabled": False, "parameters": {"depth.min_confidence": 1.5, "mode": "localization"}}
-        )
-        value = "[...document.querySelectorAll('input')].map(e => e.value).join()"
-        wait_for(lambda: "1.5" in browser.run(value), "the value in force")
-        assert "localization" in browser.run(value)
+        in_force = {"depth.min_confidence": 1.5, "mode": "localization"}
+
+        def is_shown():
+            running.feed.take_settings({"enabled": False, "parameters": in_force})
+            return "1.5" in browser.run(VALUES)
+
+        wait_for(is_shown, "the value in force")
+        assert "localization" in browser.run(VALUES)
         assert len(asked) == 2, "values in force, or a reset that nobody confirmed, were sent"
         assert not browser.errors
+
+
+def test_a_value_that_the_node_refuses_leaves_the_page():
+    """Also pages that are opened later."""
+    setting = {"name": "obstacles.max_height", "value": 2.0, "text": "", "low": 0.01,
+               "high": None, "choices": []}  # fmt: skip
+    offered = dataclasses.replace(OFFERED, controls={"suffixes": [".glb"], "settings": [setting]})
+    in_force = {"enabled": True, "parameters": {"obstacles.max_height": 2.0}}
+    asked = []
+    with Running(offered=offered, control=True) as running:
+        running.feed.commands = lambda name, values: (asked.append(values), (False, "no"))[1]
+        running.feed.take_settings(in_force)
+        with Browser() as browser:
+            browser.open(running.feed.url)
+            browser.click("Control", "[role=tab]", until="Export")
+            browser.run(f"(() => {{const e = {FIELD}; e.focus(); e.select()}})()")
+            browser.call("Input.insertText", text="0.05")
+            browser.run("document.activeElement.blur()")
+            wait_for(lambda: asked, "the wish")
+            assert "0.05" in browser.run(VALUES)
+
+            def is_back():
+                running.feed.take_settings(in_force)  # as the node does each second
+                return "0.05" not in browser.run(VALUES)
+
+            wait_for(is_back, "the value in force")
+        with Browser() as browser:
+            browser.open(running.feed.url)
+            browser.click("Control", "[role=tab]", until="Export")
+            wait_for(lambda: "room" in browser.run(VALUES), "the fields")
+            assert "0.05" not in browser.run(VALUES)
+            assert browser.run(f"{FIELD} !== undefined")
 
 
 def test_offered_names_are_those_of_messages():

@@ -116,6 +116,18 @@ def test_points_that_are_removed_or_averaged_anew_are_sent_again():
     assert mirror.sent < 300
 
 
+def test_a_submap_that_is_larger_than_its_bound_is_thinned():
+    held = store()
+    for i in range(40):
+        held.add_frame(frame(i, pose(0.3 * i), seed=i))
+    sizes = {s.id: held.points.point_count(s) for s in held.submaps.values()}
+    bound = min(sizes.values()) // 3
+    few = MapReader(10**6, most_of_submap=bound).update(held, T_ROS_MAP)
+    assert all(bound // 2 < len(few.points[id].xyz) <= bound for id in sizes)
+    whole = MapReader(10**6).update(held, T_ROS_MAP)
+    assert {id: len(points.xyz) for id, points in whole.points.items()} == sizes
+
+
 def test_only_the_shown_component_is_sent_and_the_others_are_counted():
     held, mirror = full_store(), Mirror()
     mirror.take(held)

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from support.viewers import OFFERED, Client, Running, tracked
 pytest.importorskip("viser")
 
 from da3_ros.geometry.poses import T_ROS_MAP
-from da3_ros.viewer.feed import Offered
+from da3_ros.viewer.feed import MOST_COMMANDS, SETTLE_S, Offered
 from da3_ros.viewer.guard import is_of_page, is_own_page
 from da3_ros.viewer.map_reader import MapReader
 from da3_ros.viewer.wire import ViewerMessage
@@ -81,13 +82,23 @@ def test_a_port_in_use_is_said_or_refused():
         port = taken.getsockname()[1]
         with Running(port) as running:
             assert running.port != port
-            assert running.warnings == [
-                f"viewer.port is {port}: in use; the viewer is on {running.port}"
-            ]
+            assert running.warnings == [f"port {port} is in use: the viewer is on {running.port}"]
         with Running(port, exact=True) as refused:
             assert not refused.feed.url
             assert refused.feed.failure == f"port {port} is in use by another program"
             assert refused.warnings == [f"there is no viewer: {refused.feed.failure}"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2 is an address on Linux only")
+def test_only_the_address_that_is_given_is_listened_on():
+    """127.0.0.2 is this machine too: a server on all addresses answers there."""
+    for host, elsewhere in (({}, False), ({"host": "0.0.0.0"}, True)):
+        with Running(**host) as running:
+            answers = []
+            for address in ("127.0.0.1", "127.0.0.2"):
+                with socket.socket() as other:
+                    answers.append(other.connect_ex((address, running.port)) == 0)
+            assert answers == [True, elsewhere]
 
 
 def test_an_address_for_the_network_is_warned_of():
@@ -97,7 +108,7 @@ def test_an_address_for_the_network_is_warned_of():
             assert running.get(Host="robot.local", Origin="http://evil.example")[0] == 403
             [text] = running.warnings
             assert text == (
-                "viewer.host is 0.0.0.0: everyone in the network sees the images and the map, "
+                "the viewer is on 0.0.0.0: everyone in the network sees the images and the map, "
                 f"{more}without a password"
             )
 
@@ -219,7 +230,8 @@ def test_a_viewer_that_ended_begins_again_and_gets_the_whole_map(monkeypatch):
         client.close()
 
 
-def test_what_cannot_be_shown_is_said_once_and_the_others_are_shown():
+def test_what_cannot_be_shown_is_said_once_and_the_others_are_shown(monkeypatch):
+    monkeypatch.setattr("da3_ros.viewer.feed.SETTLE_S", 0.0)
     held = store()
     held.add_frame(frame(0, np.eye(4)))
     with Running() as running:
@@ -305,3 +317,35 @@ def test_commands_are_refused_unless_the_node_allows_them():
         running.feed.commands = lambda name, values: asked.append(name) or (True, "")
         running.feed._on_event(event)
         running.until(lambda: asked == ["reset"])
+
+
+def test_values_in_force_are_shown_again_after_a_command_that_is_refused(monkeypatch):
+    """The page shows what its user wished; the node goes on with the same values."""
+    now = [100.0]
+    monkeypatch.setattr("da3_ros.viewer.feed.time", SimpleNamespace(monotonic=lambda: now[0]))
+    values = {"enabled": True, "parameters": {"obstacles.max_height": 2.0}}
+    wish = {"name": "obstacles.max_height", "value": 0.05}
+    with Running(control=True) as running:
+        feed, sent = running.feed, []
+        send = feed._process.send
+        monkeypatch.setattr(feed._process, "send", lambda m: sent.append(m.kind) or send(m))
+        feed.commands = lambda name, values: (False, "must be above obstacles.min_height")
+
+        def settings_after(count):
+            for _ in range(3):
+                feed.take_settings(values)
+            feed.take_state({})
+            running.until(lambda: sent.count("state") == count)
+            return sent.count("settings")
+
+        feed.watched = 1
+        assert settings_after(1) == 1
+        feed._on_event({"event": "command", "name": "set", "values": wish})
+        running.until(lambda: "answer" in sent)
+        assert settings_after(2) == 1, "its user may still be typing"
+        now[0] += SETTLE_S
+        assert settings_after(3) == 2
+        feed._busy = MOST_COMMANDS
+        feed._on_event({"event": "command", "name": "set", "values": wish})
+        now[0] += SETTLE_S
+        assert settings_after(4) == 3

@@ -203,14 +203,17 @@ def test_a_server_without_the_check_is_refused():
 def test_values_in_force_are_no_wishes_of_a_user(server):
     setting = {"name": "mode", "value": "mapping", "text": "", "low": None, "high": None,
                "choices": ["mapping", "localization"]}  # fmt: skip
-    controls = {"suffixes": [".glb"], "settings": [setting]}
+    span = setting | {"name": "depth.color_range_m", "value": [0.3, 10.0], "choices": []}
+    controls = {"suffixes": [".glb"], "settings": [setting, span]}
     offered = Offered("title", ["map"], [""], (0.1, 9.0), controls)
     asked = []
     page = Page(server, offered.message(), lambda *command: asked.append(command))
-    values = {"enabled": False, "parameters": {"mode": "localization", "unknown": 3}}
+    in_force = {"mode": "localization", "depth.color_range_m": [0.5, 4.0], "unknown": 3}
+    values = {"enabled": False, "parameters": in_force}
     page.take(ViewerMessage("settings", values))
     time.sleep(0.2)
     assert page._controls._fields["mode"].value == "localization"
+    assert page._controls._fields["depth.color_range_m"].value == (0.5, 4.0)
     assert page._controls._enabled.value is False
     assert not asked
     assert OFFERED.message().values["controls"] is None

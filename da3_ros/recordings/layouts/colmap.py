@@ -220,16 +220,32 @@ def _text_cameras(path: Path) -> Iterator[tuple[int, _Camera]]:
 
 
 def _text_images(path: Path) -> Iterator[_PosedImage]:
-    lines = rows(path, blank=True)
-    for number, text in lines:
-        if not text:
+    """Yields the images of images.txt: a line each, and below it one of its 2D points, which is
+    empty, or not there at all in files of some other programs."""
+    image_above = False
+    for number, text in rows(path, blank=True):
+        if not text or (image_above and _has_points(text)):
+            image_above = False
             continue
         try:
+            if _has_points(text):
+                raise ValueError("2D points without an image")
             _, *pose, camera, name = text.split(maxsplit=9)
             yield _PosedImage(name, int(camera), [float(value) for value in pose])
         except ValueError as error:
             raise RecordingError(f"{path}, line {number}: {error}") from error
-        next(lines, None)  # its 2D points: an empty line if there are none
+        image_above = True
+
+
+def _has_points(text: str) -> bool:
+    """Whether a line is one of 2D points (x, y, id of the 3D point each), not of an image: where
+    that has its name, there are numbers too."""
+    cells = text.split()
+    try:
+        numbers(cells[9:12], len(cells[9:12]))
+    except ValueError:
+        return False
+    return len(cells) % 3 == 0
 
 
 def _read_binary(path: Path, read: Callable[[BinaryIO], Iterator[Item]]) -> Iterator[Item]:
