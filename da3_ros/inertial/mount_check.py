@@ -62,8 +62,9 @@ class _Match:
 class MountCheck:
     """Compares rotation rates of the newest frames; 10 ms of one core every tenth frame.
 
-    ``fault``: what is wrong, in one line with the remedy, or an empty text. ``time_offset_s``:
-    None until the motion shows it to 10 ms.
+    ``fault``: what is wrong, in one line with the remedy, or an empty text; it stays until as many
+    rotations as are compared show none, since few of them show each mount. ``time_offset_s``: None
+    until the motion shows it to 10 ms.
     """
 
     def __init__(self) -> None:
@@ -83,6 +84,7 @@ class MountCheck:
         self._since: list[ImuStretch] = []  # that follow each other, up to the newest frame
         self._begin = np.eye(3)  # rotation of the camera where they begin
         self._new = 0
+        self._sound = 0  # rotations since those that showed a fault
 
     def add(self, stamp_ns: int, stretch: ImuStretch | None, R_local_camera: Array) -> None:
         """Adds a frame with its rotation [3, 3], and the stretch since the camera's last frame.
@@ -104,8 +106,8 @@ class MountCheck:
         self._since = []
         self._new += 1
         if self._new >= SOLVED_EVERY and len(self._pairs) >= LEAST_PAIRS:
-            self._new = 0
             self._solve()
+            self._new = 0
 
     @property
     def late(self) -> str:
@@ -123,7 +125,10 @@ class MountCheck:
         pairs = list(self._pairs)
         match, newest = _match(pairs), _match(pairs[-NEWEST:])
         faults = [_fault(one) for one in (newest, match) if one is not None]
-        self.fault = next(filter(None, (self._sample_fault(), *faults)), "")
+        found = next(filter(None, (self._sample_fault(), *faults)), "")
+        self._sound = 0 if found else self._sound + self._new
+        if found or self._sound >= PAIRS:
+            self.fault = found
         # Rotations that fit no mount, as before and after a slip, look late.
         if match is not None and not self.fault and match.offset.sigma < MOST_OFFSET_SIGMA_S:
             self.time_offset_s = match.offset

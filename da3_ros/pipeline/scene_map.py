@@ -458,9 +458,11 @@ class SceneMap(MapListener):
 
     @property
     def _up_map(self) -> Array | None:
-        """Up in the map [3], if an IMU has made it level; else None."""
-        by_gravity = self.config.level.source == "imu" and self._has_axes and not self._is_given
-        return self.T_ros_map[2, :3] if by_gravity else None
+        """Up in the map [3], if an IMU has made it level, or is to hold it so; else None."""
+        by_imu = self._has_axes and not self._is_given
+        # REP-105: z of the frame of global poses is up.
+        known = self.config.level.source == "imu" and (by_imu or self.anchoring.placed)
+        return self.T_ros_map[2, :3] if known else None
 
     def measure_depth(self, *, pause: bool = False) -> None:
         """Goes on to measure the depth of keyframes, after a window.

@@ -298,6 +298,7 @@ def test_a_saved_map_stays_as_it_is(small_walk):
         assert other.map.submaps[id].T_map_submap.is_same(T)
 
 
+@pytest.mark.long
 def test_features_of_the_newest_keyframes_only(small_walk, monkeypatch):
     monkeypatch.setattr(map_adjustment, "MOST", 10)
     monkeypatch.setattr(map_adjustment, "NEWEST", 8)

@@ -7,6 +7,7 @@ import cv2
 import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
+from support.cases import long_after
 
 from da3_ros.config import config_from_parameters
 from da3_ros.geometry.poses import invert_pose
@@ -93,7 +94,7 @@ def check_stand(refined, count):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("refined", [False, True])
+@pytest.mark.parametrize("refined", long_after(1, [False, True]))
 def test_nothing_drifts_while_a_robot_stands(refined):
     """The pose is held, the covariance does not grow, the map stays; depth goes on. Then it drives
     on."""
