@@ -99,7 +99,7 @@ class SceneMap(MapListener):
         self._prune_at = MANY_SUBMAPS
         self.recording: KeyframeRecording | None = None
         self.following = MapFollowing(config.pose_prior.corrections)
-        self.anchoring = Anchoring(counters)
+        self.anchoring, self._counters = Anchoring(counters), counters
         self._spill: ArraySpill | None = None
         # Keyframes whose stored depth may still change: the pixels that are measured in it.
         self._stored_early = dict[int, int]()
@@ -442,6 +442,12 @@ class SceneMap(MapListener):
         known = self.loops.up_is_doubted or self._level_ns < stamp_ns - since_ns
         level = known and self._up_map is not None
         self.loops.doubt_up(stamp_ns, since_ns, level=level)
+        self._counters["level_doubted"] += 1
+        if self._counters["level_doubted"] == 1:
+            log.warning(
+                "level.source imu: what is up has turned as no network bends the way, or the IMU "
+                "is not used: that of the last %.0f s does not count", since_ns / 1e9,
+            )  # fmt: skip
         self.level_finder.doubt()
         if not self.loops.up_is_doubted:  # nothing says that the published map is right
             self._up_sigma = np.inf

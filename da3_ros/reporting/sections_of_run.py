@@ -25,6 +25,7 @@ COUNTS = {
     "gaps_bridged": "gaps without a known view, which the gyro bridged",
     "windows_turned_by_gyro": "windows in which the gyro has replaced the network's rotation",
     "gyro_contradicted": "windows whose rotations the gyro contradicts",
+    "level_doubted": "times that the IMU was found to be wrong about what is up",
     "late_calibrations": "cameras whose camera_info came after their first image",
     "size_changes": "changes of the image size",
     "poses_held": "times that motion was lost at a change of the image size",

@@ -184,7 +184,7 @@ def run(
             recorder.wait_for_viewer(alive)
         sys.stdout.write(_to_open(recorder.viewer if stay else None, output / PICTURE))
         sys.stdout.flush()
-        if stay:
+        if stay and recorder.viewer.startswith("http"):
             node.wait()
     finally:
         recorder.destroy_node()

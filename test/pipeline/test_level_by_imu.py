@@ -308,7 +308,7 @@ def test_a_bad_imu_does_not_bend_a_good_map(fault):
     assert rms < 1.0
 
 
-def test_a_fault_of_the_first_seconds_does_not_last():
+def test_a_fault_of_the_first_seconds_does_not_last(caplog):
     """What was up then, and the bias that it made, do not count once the fault shows."""
     pipeline, out, frames = run(
         pushed=(2.0, 3.0, [0.0, 0.0, 4.0]), ends=True, **{**WALK, "frames": 180},
@@ -320,14 +320,16 @@ def test_a_fault_of_the_first_seconds_does_not_last():
     assert published[-20:].max() < 0.5
     assert rms < 1.0
     assert len(pipeline.loops.problem().ups) > 0
+    assert pipeline.counters["level_doubted"] > 0
+    assert sum("what is up has turned" in m for m in caplog.messages) == 1
 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("network", "most"), [(TruthSession, 1.8), (Bending, 2.0)])
+@pytest.mark.parametrize(("network", "most"), [(TruthSession, 0.5), (Bending, 1.5)])
 def test_gravity_and_global_poses_hold_one_map(network, most):
-    """Positions with an error of 5 cm say what is up as well, to about a degree. Where each moved
-    the map by itself, they undid each other at each window."""
+    """Where each moved the map by itself, they undid each other at each window; without gravity,
+    positions with an error of 5 cm say what is up to some degrees."""
     found = []
     correct = SceneMap.correct
 
@@ -343,7 +345,7 @@ def test_gravity_and_global_poses_hold_one_map(network, most):
         )  # fmt: skip
     of_map, published, _, _ = judged(pipeline, out, frames)
     assert of_map.mean() < most
-    assert published[-50:].mean() < most + 0.7
+    assert published[-50:].mean() < most
     first = found.index((False, True))
     assert not any(levelled for levelled, _ in found[first:])
 

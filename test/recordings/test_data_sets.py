@@ -174,6 +174,17 @@ def test_images_of_colmap_may_lack_the_lines_of_their_points(tmp_path, walk):
     assert "images.txt, line 4: " in refused(tmp_path)
 
 
+def test_unknown_or_damaged_points_of_colmap_are_no_images(tmp_path, walk):
+    write_colmap(tmp_path, *walk)
+    (file,) = tmp_path.glob("sparse/0/images.txt")
+    lines = [one for one in file.read_text().splitlines() if one.endswith("png")]
+    points = "1.5 2.5 -1 3.5 4.5 7 5.5 6.5 8"
+    file.write_text("\n".join([lines[0], f"{points} nan nan -1", *lines[1:]]) + "\n")
+    assert len(opened(tmp_path)[1]) == FRAMES
+    file.write_text("\n".join([lines[0], f"{points} 7.5", *lines[1:]]) + "\n")
+    assert "images.txt, line 2: " in refused(tmp_path)
+
+
 def test_names_with_spaces_and_without_letters_are_no_points(tmp_path, walk):
     write_colmap(tmp_path, *walk)
     (file,) = tmp_path.glob("sparse/0/images.txt")

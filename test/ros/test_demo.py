@@ -28,6 +28,16 @@ def run_demo(output, *arguments):
     )
 
 
+@pytest.mark.long
+@pytest.mark.slow
+def test_a_demo_whose_viewer_does_not_start_ends(tmp_path):
+    weights = [] if shipped_folder("da3-tiny") else ["-p", "checkpoint:=random"]
+    done = run_demo(tmp_path, "--frames", "4", "--viewer", "-p", "viewer.port:=0",
+                    "-p", "process_res:=112", *weights)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith(f"(viewer.port is 0): open {tmp_path / 'demo.png'}\n")
+
+
 @pytest.mark.slow
 def test_demo_ends_with_files_and_errors_against_the_exact_room(tmp_path):
     weights = [] if shipped_folder("da3-tiny") else ["-p", "checkpoint:=random"]

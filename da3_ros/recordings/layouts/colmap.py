@@ -230,7 +230,8 @@ def _text_images(path: Path) -> Iterator[_PosedImage]:
         try:
             if _has_points(text):
                 raise ValueError("2D points without an image")
-            _, *pose, camera, name = text.split(maxsplit=9)
+            image, *pose, camera, name = text.split(maxsplit=9)
+            int(image)  # else it is a damaged line of points
             yield _PosedImage(name, int(camera), [float(value) for value in pose])
         except ValueError as error:
             raise RecordingError(f"{path}, line {number}: {error}") from error
@@ -242,7 +243,8 @@ def _has_points(text: str) -> bool:
     that has its name, there are numbers too."""
     cells = text.split()
     try:
-        numbers(cells[9:12], len(cells[9:12]))
+        for cell in cells:
+            float(cell)  # also NaN
     except ValueError:
         return False
     return len(cells) % 3 == 0
