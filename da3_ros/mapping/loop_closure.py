@@ -66,6 +66,7 @@ FEWEST_AGAINST, MOST_AGAINST = 2, 4
 MAX_APART = 16  # of loops that share no view, how many count
 MIN_TOGETHER = 2  # loops that confirm another one, if all compare the same views
 LIVE_SUBMAPS = 2  # newest submaps of which a localized camera's keyframes are kept
+DOUBT_LASTS_NS = 10 * 10**9  # after an IMU was found to be wrong about what is up
 BELIEVED_RAD = math.radians(2.0)  # between it and the map, up to which it is believed again
 MOST_TILT = 1.5  # standard deviations by which submaps may disagree about what is up
 # Variance [3] that the start of a chain adds; position over the depth seen last.
@@ -133,7 +134,7 @@ class LoopClosure(MapListener):
         self._up: SubmapUp | None = None  # in the newest submap that knows it
         self._up_is_new = False  # whether it has changed since all were compared
         # Whether the IMU was wrong, and has not agreed since with what was up before.
-        self.up_is_doubted = False
+        self.up_is_doubted, self._doubted_ns = False, 0  # the latter: when it was wrong last
         self._left = 0.0  # tilt that the last solution for what is up has left
         self._levelled_at = 0  # number of nodes at that
         self._up_map: Array | None = None  # [3] up in the map then
@@ -239,11 +240,13 @@ class LoopClosure(MapListener):
         what is up in the submap; None if that one does not count.
 
         Of an IMU that was wrong it counts from when it agrees with the map, and with ``up_map``
-        [3], up in the map, where no submap knows it.
+        [3], up in the map, where no submap knows it; or once it has not been wrong for a while.
         """
         if not self.enabled or self._is_localized:
             return None
-        if self.up_is_doubted and self._graph.off_level(submap, up, up_map) > BELIEVED_RAD:
+        recent = up.stamp_ns < self._doubted_ns + DOUBT_LASTS_NS
+        doubted = self.up_is_doubted and recent
+        if doubted and self._graph.off_level(submap, up, up_map) > BELIEVED_RAD:
             return None
         self.up_is_doubted = False
         if self._up is None or self._up.submap != submap:
@@ -263,6 +266,7 @@ class LoopClosure(MapListener):
         else:
             self._up = None
         self.up_is_doubted = level or self._graph.knows_up  # else nothing can be agreed with
+        self._doubted_ns = stamp_ns
         self._up_is_new = True
         self._levelled_at = 0
 

@@ -62,6 +62,7 @@ log = logging.getLogger(__name__)
 FINISH_S = 1.0  # for keyframes that wait for later ones, when the map becomes read-only
 SLIPPED_NS = 5 * 10**9  # before what is up was seen to slip, in which it is not believed,
 DOUBTED_NS = 15 * 10**9  # and before the IMU was found to be wrong
+SETTLED_NS = 2 * 10**9  # after a doubt, before the published map is turned again
 BETTER = 0.5  # share of the deviation of what is up, from which on the map is levelled again
 SEEN_TURN = np.radians(1.0)  # of the map's axes, which is worth a line
 MUCH_MORE = 1.5  # times the measured pixels, for which depth that may change is stored again
@@ -80,6 +81,8 @@ class SceneMap(MapListener):
     level_finder: LevelFinder
     _up_sigma: float  # of gravity, with which the map was levelled, rad; inf: it was not
     _level_ns: int  # stamp of the frame that the map was levelled by
+    _doubted_ns: int  # when that was doubted last
+    _slipped: bool  # whether up has turned faster than a network bends the way
 
     def __init__(
         self, config: PipelineConfig, counters: Counter[str], device: str = "cpu",
@@ -167,6 +170,8 @@ class SceneMap(MapListener):
         """
         up = self.level_finder.up if self.config.level.source == "imu" else None
         better = up is not None and up.sigma < BETTER * self._up_sigma
+        settled = frame.stamp_ns > self._doubted_ns + SETTLED_NS
+        better &= settled and not self.loops.up_is_doubted
         if (self.is_level and not better) or self._is_given or frame.blind:
             return
         T, shown = frame.T_level_camera, self.map_placed
@@ -211,7 +216,8 @@ class SceneMap(MapListener):
     def _reset_map_pose(self) -> None:
         self.T_ros_map = T_ROS_MAP
         self.map_placed = self._is_given = self._has_axes = self.is_level = self.turned = False
-        self._up_sigma, self._level_ns = np.inf, 0
+        self._up_sigma, self._level_ns, self._doubted_ns = np.inf, 0, -SETTLED_NS
+        self._slipped = False
         self.level_finder = LevelFinder(self.config, self._mount)
 
     def to_origin(self) -> None:
@@ -431,23 +437,33 @@ class SceneMap(MapListener):
         if up is not None and submap != NO_SUBMAP:
             R = self.table.T_local_submap(submap).R.T @ frame.T_local_camera[:3, :3]
             up = dataclasses.replace(up, direction=R @ up.direction, stamp_ns=frame.stamp_ns)
+            doubted = self.loops.up_is_doubted
             found = self.loops.add_up(submap, up, self._up_map)
+            if doubted and not self.loops.up_is_doubted:  # it is believed again
+                self._up_sigma = np.inf
             if found is not None and found.slips:
+                self._report_slip()
                 self._doubt_up(frame.stamp_ns, SLIPPED_NS)
             elif found is not None and found.bends:
                 self.submaps.end_submap(submap)
+
+    def _report_slip(self) -> None:
+        """Logs the first slip of a scene."""
+        if not self._slipped:
+            self._slipped = True
+            log.warning(
+                "imu: what it calls up has turned faster than any network bends the way: that of "
+                "the last %.0f s does not count. Check its mount, and its accelerations",
+                SLIPPED_NS / 1e9,
+            )
 
     def _doubt_up(self, stamp_ns: int, since_ns: int) -> None:
         """Begins anew to find what is up: the IMU is wrong, and may have been for some time."""
         known = self.loops.up_is_doubted or self._level_ns < stamp_ns - since_ns
         level = known and self._up_map is not None
         self.loops.doubt_up(stamp_ns, since_ns, level=level)
+        self._doubted_ns = stamp_ns
         self._counters["level_doubted"] += 1
-        if self._counters["level_doubted"] == 1:
-            log.warning(
-                "level.source imu: what is up has turned as no network bends the way, or the IMU "
-                "is not used: that of the last %.0f s does not count", since_ns / 1e9,
-            )  # fmt: skip
         self.level_finder.doubt()
         if not self.loops.up_is_doubted:  # nothing says that the published map is right
             self._up_sigma = np.inf

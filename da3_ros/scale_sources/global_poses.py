@@ -182,11 +182,8 @@ class GlobalPoseFilter(MeasurementFilter):
     def add_motion(self, view: View, T_local_camera: Array, depth: float) -> None:
         """Adds a frame and the global poses that came with it; of a rig, those of one camera
         count."""
-        before = self._camera.name
         if not self._camera.admits(view.camera, view.stamp_ns):
             return
-        if view.camera != before:
-            self.interrupt_motion()
         self.without_data = 0 if view.anchors else self.without_data + 1
         last, self._last = self._last, (view.stamp_ns, T_local_camera)
         if last is None or not depth > 0 or view.stamp_ns - last[0] > 1e9 * MOST_GAP_S:

@@ -74,7 +74,7 @@ def camera():
 @pytest.fixture(scope="module")
 def bag(camera, tmp_path_factory):
     path = tmp_path_factory.mktemp("bags") / "room"
-    write_synthetic_bag(path, camera, tf=True, imu=True, lidar_hz=5.0)
+    write_synthetic_bag(path, camera, tf=True, imu=True, lidar_hz=5.0, global_pose=True)
     return path
 
 
@@ -133,6 +133,7 @@ CASES = {
     "short": ("loop.every:=1", "imu.enabled:=true"),
     "loops": ("loop.every:=1", "imu.enabled:=true"),
     "imu": ("scale.source:=imu", "level.source:=imu", "imu.enabled:=true"),
+    "global_pose": ("scale.source:=fixed", "level.source:=imu", "imu.enabled:=true"),
     "odometry": ("pose_prior.source:=odometry", "scale.source:=odometry"),
     "ranges": ("scale.source:=range", "odom_frame:=map"),
     "floor": ("scale.source:=fixed", "level.source:=ground", "keyframe.parallax:=0.02"),
@@ -148,6 +149,8 @@ def test_a_continued_replay_writes_the_same_bytes(seldom, camera, bag, tmp_path,
     arguments = CASES[case]
     end_s, first, more = (2.5, 6, (4,)) if case == "short" else (3.5, 7, (4, 7))
     options = {"camera": "/camera/image_raw", "pictures": True, "end_s": end_s}
+    if case == "global_pose":
+        options["global_pose"] = "/global_pose"
     windows = run(bag, tmp_path / "whole", camera, *arguments, **options)
     output = tmp_path / "parts"
     ran = run(bag, output, camera, *arguments, at=first, **options)
@@ -156,7 +159,9 @@ def test_a_continued_replay_writes_the_same_bytes(seldom, camera, bag, tmp_path,
         ran += run(bag, output, camera, *arguments, at=at, go_on=True, **options)
     assert windows < ran <= windows + 3 * 8  # what came after a checkpoint is repeated
     assert_same(tmp_path / "whole", output)
-    assert bool(load_scene(output / "scene").floor.views) == (case in ("floor", "imu"))
+    scene = load_scene(output / "scene")
+    assert bool(scene.floor.views) == (case in ("floor", "imu", "global_pose"))
+    assert bool(scene.anchors) == (case == "global_pose")
 
 
 @pytest.mark.long
