@@ -126,7 +126,8 @@ class MountCheck:
         match, newest = _match(pairs), _match(pairs[-NEWEST:])
         faults = [_fault(one) for one in (newest, match) if one is not None]
         found = next(filter(None, (self._sample_fault(), *faults)), "")
-        self._sound = 0 if found else self._sound + self._new
+        turns = newest is not None  # a camera that stands shows no mount
+        self._sound = 0 if found else self._sound + turns * self._new
         if found or self._sound >= PAIRS:
             self.fault = found
         # Rotations that fit no mount, as before and after a slip, look late.

@@ -108,6 +108,27 @@ def test_a_mount_that_slips_is_named_by_its_angle_within_seconds(slips, axis, tu
     assert not any(late)
 
 
+@pytest.mark.parametrize("then", ["sound", "stands"])
+def test_a_fault_goes_once_as_many_rotations_show_none(then):
+    """Few rotations show each mount, and those of a camera that stands none."""
+    stated = BODY.copy()
+    stated[:3, :3] = BODY[:3, :3] @ Rotation.from_euler("z", 90, degrees=True).as_matrix()
+    bad = InertialWalk("carried", 1, 6, rotation_deg=0.1, stated=stated)
+    poses = np.concatenate((bad.true, np.repeat(bad.true[-1:], 400, axis=0)))
+    if then == "sound":
+        poses = np.concatenate((bad.true, InertialWalk("carried", 2, 40).true))
+    both = [
+        InertialWalk("", 1, 0, rotation_deg=0.1, poses=poses, stated=m) for m in (BODY, stated)
+    ]
+    walk, count = both[0], len(bad.true)
+    walk.stretches[:count] = both[1].stretches[:count]
+    faults = []
+    checked(walk, each=lambda check: faults.append(bool(check.fault)))
+    assert faults[count - 1]
+    assert all(faults[count : count + 140])
+    assert faults[-1] == (then == "stands")
+
+
 def test_body_axes_that_are_taken_for_optical_ones_are_named():
     walk = InertialWalk("carried", 3, 6, rotation_deg=0.2, stated=np.eye(4))
     assert "those of a body (x ahead, z up), but its mount says optical" in checked(walk).fault
