@@ -676,3 +676,71 @@ def test_errors_of_what_is_up_are_those_that_are_stated():
         variance = np.diag(correction.covariance)[1:3]
         squares.append((tilt[:2] ** 2 / variance).mean())
     assert 0.4 < np.mean(squares) < 2.0
+
+
+# What is up by an IMU that was wrong
+
+S = 10**9
+UP_MAP = np.array([0.0, 0.0, 1.0])
+
+
+def called_up(closer, seconds, degrees=0.0, submap=0):
+    """Adds what is up in a submap at a time, wrong by an angle; returns whether it counts. The
+    axes of the submap are those of the map."""
+    direction = Rotation.from_euler("x", degrees, degrees=True).as_matrix()[:, 2]
+    up = Up(direction, math.radians(0.5), round(seconds * S))
+    return closer.add_up(submap, up, UP_MAP) is not None
+
+
+def test_what_is_up_counts_again_once_it_agrees_with_the_map_from_before():
+    closer = LoopClosure()
+    along(closer, 2)
+    assert called_up(closer, 1.0)
+    closer.doubt_up(20 * S, 25 * S, level=True)
+    assert closer.up_is_doubted
+    assert not closer.problem().ups
+    assert not called_up(closer, 21.0, 10.0)
+    assert called_up(closer, 22.0, 1.0)
+    assert not closer.up_is_doubted
+
+
+def test_a_doubt_ends_by_itself():
+    """Else a map that was levelled wrongly would never be right, nor a bent one be held."""
+    closer = LoopClosure()
+    along(closer, 2)
+    closer.doubt_up(20 * S, 5 * S, level=True)
+    assert not called_up(closer, 29.0, 10.0)
+    assert called_up(closer, 31.0, 10.0)
+    assert not closer.up_is_doubted
+
+
+def test_where_nothing_was_known_before_it_counts_at_once():
+    closer = LoopClosure()
+    along(closer, 2)
+    assert called_up(closer, 18.0, 10.0)
+    closer.doubt_up(20 * S, 5 * S)
+    assert not closer.up_is_doubted
+    assert called_up(closer, 20.1)
+    assert list(closer.problem().ups) == [0]
+
+
+def test_what_was_up_in_the_same_submap_before_the_fault_stays():
+    closer = LoopClosure()
+    along(closer, 2)
+    for seconds in (1.0, 2.0, 19.0):
+        assert called_up(closer, seconds)
+    closer.doubt_up(20 * S, 5 * S)
+    assert closer.up_is_doubted
+    assert closer.problem().ups[0].stamp_ns == 2 * S
+
+
+def test_up_that_turns_faster_than_networks_bend_slips():
+    closer = LoopClosure()
+    along(closer, 2)
+    slow, fast = (Up(Rotation.from_euler("x", angle, degrees=True).as_matrix()[:, 2],
+                     math.radians(0.5), 10 * S) for angle in (4.0, 8.0))  # fmt: skip
+    assert called_up(closer, 0.0)
+    assert not closer.add_up(0, slow).slips
+    before = closer.problem().ups[0].direction
+    assert closer.add_up(0, fast).slips
+    np.testing.assert_array_equal(closer.problem().ups[0].direction, before)
