@@ -52,8 +52,8 @@ def test_an_empty_list_may_come_as_ros_hands_it_over():
         ({"window.size": 4, "window.new": 4}, "window.new is 4, but must be below window.size"),
         (
             {"scale.source": "guess"},
-            "scale.source is 'guess': must be one of none, fixed, imu, metric_model, odometry, "
-            "range, rig",
+            "scale.source is 'guess': must be one of none, fixed, global_pose, imu, metric_model, "
+            "odometry, range, rig",
         ),
         ({"map.voxel_m": float("nan")}, "map.voxel_m is NaN"),
         ({"depth.color_range_m": [5, 1]}, "depth.color_range_m"),

@@ -12,6 +12,7 @@ import pytest
 from support import programs
 from support import ros_testing as rt
 from support.browser import wait_for
+from support.processes import PATIENCE_S
 
 from da3_ros.network.checkpoint import shipped_folder
 from da3_ros.ros.demo import _to_open
@@ -89,7 +90,7 @@ def test_demo_names_the_page_that_is_there_although_its_port_is_taken(tmp_path):
             assert b"viser" in urllib.request.urlopen(url[1]).read().lower()
         finally:
             os.kill(process.pid, signal.SIGINT)
-            process.join(30)
+            process.join(PATIENCE_S)
     assert process.exitcode is not None
 
 
