@@ -57,14 +57,22 @@ class _Match:
     noise: float  # of both: by as much as one of the mount's three angles explains by chance
     varies: bool  # whether the camera's rate does, so that no bias of the gyro looks like it
     offset: TimeOffset
+    products: Array  # [3, 3] sums of the camera's rates times those of the IMU
+    squares: tuple[float, float]  # sums of the squares of both
+
+    def explained_by(self, R: Array) -> float:
+        """Returns the share that is explained if the rates of the IMU are turned by ``R``."""
+        total, own = self.squares
+        return 1 - (total + own - 2 * float((R * self.products).sum())) / total
 
 
 class MountCheck:
     """Compares rotation rates of the newest frames; 10 ms of one core every tenth frame.
 
-    ``fault``: what is wrong, in one line with the remedy, or an empty text; it stays until as many
-    rotations as are compared show none, since few of them show each mount. ``time_offset_s``: None
-    until the motion shows it to 10 ms.
+    ``fault``: what is wrong, in one line with the remedy, or an empty text. It stays until as many
+    rotations as are compared show none, and fit the stated mount better than one that was named,
+    since few rotations show each mount. ``time_offset_s``: None until the motion shows
+    it to 10 ms.
     """
 
     def __init__(self) -> None:
@@ -85,6 +93,7 @@ class MountCheck:
         self._begin = np.eye(3)  # rotation of the camera where they begin
         self._new = 0
         self._sound = 0  # rotations since those that showed a fault
+        self._named: Array | None = None  # [3, 3] the mount's error, if that is the fault
 
     def add(self, stamp_ns: int, stretch: ImuStretch | None, R_local_camera: Array) -> None:
         """Adds a frame with its rotation [3, 3], and the stretch since the camera's last frame.
@@ -125,14 +134,26 @@ class MountCheck:
         pairs = list(self._pairs)
         match, newest = _match(pairs), _match(pairs[-NEWEST:])
         faults = [_fault(one) for one in (newest, match) if one is not None]
-        found = next(filter(None, (self._sample_fault(), *faults)), "")
-        turns = newest is not None  # a camera that stands shows no mount
-        self._sound = 0 if found else self._sound + turns * self._new
-        if found or self._sound >= PAIRS:
-            self.fault = found
+        found = [(self._sample_fault(), None), *faults]
+        text, wrong = next((one for one in found if one[0]), ("", None))
+        if text:
+            self.fault, self._named, self._sound = text, wrong, 0
+        elif self.fault and self._is_refuted(match, newest):
+            self.fault = ""
         # Rotations that fit no mount, as before and after a slip, look late.
         if match is not None and not self.fault and match.offset.sigma < MOST_OFFSET_SIGMA_S:
             self.time_offset_s = match.offset
+
+    def _is_refuted(self, match: _Match | None, newest: _Match | None) -> bool:
+        """Whether as many rotations as are compared, in which no fault is seen, contradict the one
+        that was named."""
+        # A camera that stands, or turns evenly, shows nothing.
+        self._sound += self._new if newest is not None and newest.varies else 0
+        if self._sound < PAIRS or self._named is None:
+            return self._sound >= PAIRS
+        return match is not None and (
+            match.stated - match.explained_by(self._named) > SURE * match.noise
+        )
 
     def _sample_fault(self) -> str:
         """Returns what is wrong with ranges and units of the samples, or an empty text."""
@@ -182,7 +203,7 @@ def _match(pairs: list[tuple[ImuStretch, Array]]) -> _Match | None:
         R, 1 - float(rest[best]) / total, 1 - stated / total,
         float(common[best]) / math.sqrt(total * max(own[best], 1e-12)),
         float(common[best]) / max(own[best], 1e-12), noise / total, _rms(seen) > LEAST_TURN,
-        _offset(rest, best, noise),
+        _offset(rest, best, noise), products[best], (total, float(own[best])),
     )  # fmt: skip
 
 
@@ -247,29 +268,30 @@ def _offset(rest: Array, best: int, noise: float) -> TimeOffset:
     return TimeOffset(float(SHIFTS_S[best]) + step * float(a - c) / (2 * bend), sigma)
 
 
-def _fault(match: _Match) -> str:
-    """Returns what a match says of mount and units, or an empty text."""
+def _fault(match: _Match) -> tuple[str, Array | None]:
+    """Returns what a match says of mount and units, or an empty text; of a wrong mount also the
+    rotation [3, 3] that it is wrong by."""
     if match.likeness > EXPLAINED and match.gain < 2 / DEGREES:
-        return "the IMU's rates are in degrees per second: sensor_msgs/Imu has rad/s"
+        return "the IMU's rates are in degrees per second: sensor_msgs/Imu has rad/s", None
     if match.explained < EXPLAINED and not match.varies:
-        return ""
+        return "", None
     if match.explained < EXPLAINED:
         return (
             "the gyro measures other rotations than the camera sees: check that the IMU is fixed "
             "to the camera, and its stamps"
-        )
+        ), None
     wrong = Rotation.from_matrix(match.R)
     unsure = match.explained - match.stated < SURE * match.noise
     if wrong.magnitude() < WRONG_ANGLE or unsure:
-        return ""
+        return "", None
     if (wrong.inv() * Rotation.from_matrix(R_OPTICAL_BODY)).magnitude() < WRONG_ANGLE:
         return (
             "the IMU's axes are those of a body (x ahead, z up), but its mount says optical axes: "
             "correct the transform from the optical frame to the IMU's frame_id"
-        )
+        ), match.R
     axis = wrong.as_rotvec() / wrong.magnitude()
     return (
         f"the IMU is turned by {math.degrees(wrong.magnitude()):.0f} degrees from its stated "
         f"mount (about x {axis[0]:.1f}, y {axis[1]:.1f}, z {axis[2]:.1f} of the optical frame): "
         "correct the transform from the optical frame to the IMU's frame_id"
-    )
+    ), match.R
