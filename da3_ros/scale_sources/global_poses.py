@@ -163,7 +163,8 @@ class GlobalPoseFilter(MeasurementFilter):
 
     def __init__(self) -> None:
         super().__init__()
-        self.without_data = 0  # consecutive frames
+        self.without_data = 0  # frames before the first one with a global pose
+        self._has_data = False
         # Of the newest stretches, and the factor on the variances that they show.
         self._misfits: deque[float] = deque(maxlen=NEWEST)
         self._factor = 1.0
@@ -184,7 +185,8 @@ class GlobalPoseFilter(MeasurementFilter):
         count."""
         if not self._camera.admits(view.camera, view.stamp_ns):
             return
-        self.without_data = 0 if view.anchors else self.without_data + 1
+        self._has_data |= bool(view.anchors)  # they may come seldom, as tags do
+        self.without_data = 0 if self._has_data else self.without_data + 1
         last, self._last = self._last, (view.stamp_ns, T_local_camera)
         if last is None or not depth > 0 or view.stamp_ns - last[0] > 1e9 * MOST_GAP_S:
             return

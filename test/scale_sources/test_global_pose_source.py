@@ -306,6 +306,14 @@ def test_missing_ones_are_named_once(caplog):
     assert "~/global_pose" in source.why_unknown("global_pose")
 
 
+def test_seldom_ones_are_not_missing(caplog):
+    source = scale_source("global_pose")
+    Robot(circle(3 * PATIENCE)).drive(source.estimator(), every=2 * PATIENCE - 50)
+    source.report_missing()
+    assert not caplog.text
+    assert "drive farther" in source.why_unknown("global_pose")
+
+
 def test_while_they_come_it_says_what_to_do():
     source = scale_source("global_pose")
     Robot(circle(8)).drive(source.estimator(), every=1)
