@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import rclpy
 from diagnostic_msgs.msg import DiagnosticArray
+from rclpy.executors import ExternalShutdownException
 from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, QoSProfile
 
@@ -52,6 +53,7 @@ PORT = 8080  # of the viewer; the node takes another one if it is in use
 VIEWER_S = 30.0  # longest wait for the viewer's address
 QUIET_S = 5.0  # without a message for so long, missing ones count as lost
 LOST_S = 15.0  # the same for images that the node has not received
+STOP_S = 10.0  # longest wait for camera and node to end when asked to
 MEASURE_S = 30.0  # longest wait for the depth of the last keyframes, which the node measures
 SCENE_FILES = ("scene.glb", "scene.ply", "trajectory.tum")
 PICTURE = "demo.png"  # the scene, and image, depth and confidence of a few frames
@@ -185,13 +187,24 @@ def run(
         sys.stdout.write(_to_open(recorder.viewer if stay else None, output / PICTURE))
         sys.stdout.flush()
         if stay and recorder.viewer.startswith("http"):
-            node.wait()
+            # Not `node.wait()`: where SIGINT is ignored (`nohup make demo &`), and for SIGTERM,
+            # only rclpy hears of the signal.
+            while rclpy.ok() and node.poll() is None:
+                time.sleep(0.2)
     finally:
         recorder.destroy_node()
-        for process in (camera, node):
-            process.send_signal(signal.SIGINT)
-        for process in (camera, node):
-            process.wait(10)
+        _stop((camera, node))
+
+
+def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        process.send_signal(signal.SIGINT)
+    for process in processes:
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _to_open(viewer: str | None, picture: Path) -> str:
@@ -372,7 +385,7 @@ def main(arguments: list[str] | None = None) -> int:
     except DemoError as error:
         sys.stderr.write(f"demo: {error}\n")
         return 1
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, ExternalShutdownException):  # Ctrl-C, or `kill`
         return 130
     finally:
         rclpy.try_shutdown()
