@@ -106,6 +106,7 @@ def run_example(folder, *words):
     return subprocess.run(words, cwd="/", capture_output=True, text=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", long_after(1, ["saddle_balanced", "first", "middle"]))
 def test_windows_equal_the_packages_for_every_strategy(exported, tiny, pictures, strategy):
     images = normalize(torch.from_numpy(pictures))

@@ -81,6 +81,7 @@ def assert_equal(found, expected):
 SIZES = [((3, 1, (2,)),), ((4, 0, None), (5, 2, (0, 3, 4)), (8, 1, (7,)))]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("poses", long_after(1, [False, True]))
 @pytest.mark.parametrize("sizes", [SIZES[0], pytest.param(SIZES[1], marks=pytest.mark.long)])
 def test_windows_of_all_sizes_equal_torch(walk, poses, sizes):
@@ -319,6 +320,7 @@ def test_out_of_memory_in_an_engine_runs_the_window_on_torch(walk, monkeypatch):
     assert "memory ran out" in session.status().degraded[0]
 
 
+@pytest.mark.long
 def test_an_engine_that_fails_costs_no_window(walk, monkeypatch, caplog):
     _, frames = walk
     session = session_of("auto")

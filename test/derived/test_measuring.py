@@ -68,6 +68,7 @@ def steady():
     return log
 
 
+@pytest.mark.long
 def test_a_keyframe_is_searched_once_when_later_ones_are_there():
     log, count = steady(), len(keyframes()[0])
     assert log.searched[:LATER] == [[]] * LATER

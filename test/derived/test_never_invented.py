@@ -160,6 +160,7 @@ WORSE = {
 }  # the least share that is measured all the same
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", long_after(3, WORSE))
 def test_worse_images_measure_less_but_not_wrongly(name):
     views, truth, given, before = wall()
@@ -189,6 +190,7 @@ def test_a_camera_that_turns_measures_nothing():
     assert share(measured(views, given, all_others(views))) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("seed", "moved", "turned_deg"), long_after(1, [
     (78, 0.02, 0), (91, 0, 1), (91, 0.02, 0), (78, 0.05, 0), (78, 0, 1),
 ]))  # fmt: skip

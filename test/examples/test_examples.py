@@ -108,6 +108,7 @@ def test_the_lines_of_python_in_the_readme_run(tmp_path, monkeypatch):
 # A mesh
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_rendered_room_becomes_a_mesh(run):
     text = run("recording_to_mesh")

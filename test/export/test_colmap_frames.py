@@ -88,6 +88,7 @@ def tracks_of(model):
     return np.array(errors), tracks
 
 
+@pytest.mark.long
 def test_tracks_reproject_within_a_pixel(model):
     errors, tracks = tracks_of(model)
     views = np.array([len(set(images)) for images in tracks.values()])

@@ -93,6 +93,7 @@ def test_it_leaves_the_surface(walk, stored):
     assert ghosts(walk, after).sum() < 0.05 * ghosts(walk, before).sum()
 
 
+@pytest.mark.long
 def test_one_that_is_there_to_the_end_leaves_too(walk, tmp_path):
     """Nobody looks again: that the place was empty before counts, as nothing confirms it."""
     write(tmp_path, walk.frames[: (FIRST + LAST) // 2])

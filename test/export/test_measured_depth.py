@@ -55,6 +55,7 @@ def cloud(folder, name, *options):
     return fit.points(np.asarray(trimesh.load(path).vertices))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_measured_depth_brings_the_cloud_to_the_rooms_surfaces(replayed, caplog):
     caplog.set_level("INFO")

@@ -170,6 +170,7 @@ def test_a_crop_is_a_box_in_the_map(scene):
     assert cut.faces.max() == len(cut.vertices) - 1
 
 
+@pytest.mark.long
 def test_components_are_not_fused_and_unconnected_ones_can_be_left_out(frames, tmp_path):
     """The second component lies 10 cm off: fused, its walls would move the first one's."""
     writer = write(tmp_path, frames, end=False)

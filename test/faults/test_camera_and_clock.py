@@ -15,6 +15,7 @@ pytestmark = pytest.mark.process
 START_NS = 1_700_000_000_000_000_000
 
 
+@pytest.mark.long
 def test_node_survives_unplugging_a_storm_and_a_wrong_type():
     """A camera unplugged and back, 200 parameter changes, and a publisher of another type."""
     camera, frames = camera_frames(6)

@@ -213,6 +213,7 @@ def test_callers_are_answered_when_the_node_ends(tmp_path):
         assert rig.process.wait(30.0) == 0
 
 
+@pytest.mark.long
 def test_images_that_wait_for_a_camera_info_are_counted(tmp_path):
     _, frames = camera_frames(3)
     with Rig(camera_info_timeout_s=1000.0) as rig:

@@ -65,6 +65,7 @@ METRES = {"scale.source": "metric_model", "scale.metric_checkpoint": "random",
           "scale.metric_every": 3}  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("values", long_after(1, [{}, {"mixed_precision": "bfloat16"}, METRES]))
 def test_results_equal_those_of_single_replays(bags, tmp_path, monkeypatch, values):
     loads = []

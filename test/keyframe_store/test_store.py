@@ -110,6 +110,7 @@ def test_what_was_stored_is_read_back(tmp_path):
         np.testing.assert_array_equal(scene.map.T_ros_map, T)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", long_after(1, [2, 200]))
 def test_a_journal_cut_at_any_byte_costs_the_last_keyframe_at_most(tmp_path, count):
     writer = StoreWriter(tmp_path / "whole")

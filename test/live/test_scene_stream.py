@@ -100,6 +100,7 @@ def test_nothing_is_searched_before_its_time_while_a_window_may_come(walk):
     assert all(e.search is None for e in waiting)
 
 
+@pytest.mark.long
 def test_it_goes_on_while_only_blind_images_come(walk):
     black, newest = np.zeros_like(walk.frames[0].image), walk.frames[-1]
     for k in range(1, 2 * QUIET_TICKS):
@@ -112,6 +113,7 @@ def test_it_goes_on_while_only_blind_images_come(walk):
     assert all(e.search is not None for e in walk.entries)
 
 
+@pytest.mark.long
 def test_later_images_measure_the_last_keyframes_again(walk):
     more = Walk(FRAMES + 4)
     more.show(more.frames[:FRAMES])

@@ -68,6 +68,7 @@ def made(exports, stream, path, selection=Selection(), progress=silent):  # noqa
         return job.run(MESH, stream.stored_scenes(), selection, FILTERS, progress)
 
 
+@pytest.mark.long
 def test_the_mesh_has_all_that_was_seen_and_is_that_of_the_command(tmp_path, exports):
     stream, host = stream_in(tmp_path, **{"dense.enabled": True})
     done, missing = made(exports, stream, tmp_path / "room.mesh.ply")

@@ -47,6 +47,7 @@ def published(walk, noise, seed, **values):
     return results, bench.errors(results, frames, unit)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "runs"), long_after(1, [("of each view", 5), *((n, RUNS) for n in bench.NOISES)])

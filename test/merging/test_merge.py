@@ -576,6 +576,7 @@ def test_unusable_stored_keyframes_are_named_with_a_remedy(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 def test_a_scene_without_stored_keyframes_is_named(folders, ring, second, tmp_path):
     given = [folders("monday", store=True), folders("tuesday")]
     summary, _ = merged(given, tmp_path / "out", [*ring[:60], *second])

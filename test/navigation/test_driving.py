@@ -79,6 +79,7 @@ def test_a_thing_that_is_gone_is_cleared_within_a_second(thing_m, wall_m, T, noi
     assert_cleared(thing_m, wall_m, T, noise, K)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fov_deg", long_after(1, [110.0, 100.0]))
 def test_a_wide_field_of_view_clears_too(fov_deg):
     wide = intrinsics(SIZE, fov_deg)

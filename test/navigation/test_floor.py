@@ -81,6 +81,7 @@ def test_a_desk_that_came_first_is_given_up(caplog):
     assert "another floor" in caplog.text
 
 
+@pytest.mark.long
 def test_a_desk_that_comes_later_stays_an_obstacle():
     desk = Solid((0.3, -3.0, 0.68), (1.6, 3.0, 0.72))
     close = Solid((1.6, -8, 0), (1.8, 8, 3.0))

@@ -151,6 +151,7 @@ def test_channels_last_changes_the_layout_and_not_the_result(network, images):
     same(other(images, ref_view="first"), network(images, ref_view="first"))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @torch.inference_mode()

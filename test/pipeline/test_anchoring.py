@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from bench_anchors import GLOBAL, MOUNT
 from scipy.spatial.transform import Rotation
+from support.cases import long_after
 from support.ring import CALM, SIZE, STEP_NS, DescribedTruth, walked
 from support.sessions import METRIC, SETTINGS, MetricModel, later, saved
 
@@ -113,6 +114,7 @@ def test_tags_place_the_map_and_hold_its_drift(truth):
     assert pipeline.scene_map.is_level
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_loops_close_in_a_map_that_tags_move():
     """One waits for another that agrees, and the map moves after most windows."""
@@ -223,6 +225,7 @@ def test_of_two_of_one_stamp_only_the_wrong_one_is_called_so(truth):
     assert len(saved_ones) == 4
 
 
+@pytest.mark.long
 def test_new_sessions_leave_old_ones_their_anchors():
     """Each session has 300 anchors in 10 submaps of its own; halved each time, the first would
     soon have none."""
@@ -394,7 +397,7 @@ def test_poses_that_wait_when_stamps_jump_back_are_not_of_the_time_after(truth):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["mapping", "localization"])
+@pytest.mark.parametrize("mode", long_after(1, ["mapping", "localization"]))
 def test_a_saved_map_that_they_have_placed_is_where_they_had_it(truth, tmp_path, caplog, mode):
     """Once it is loaded and the camera is found in it, others hold it; a read-only one stays."""
     rng = np.random.default_rng(9)
@@ -430,6 +433,7 @@ def resumed(scene, truth, again):
     return pipeline
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(("repeats", "at"), [(False, 30), (True, 56)])
 def test_a_wrong_one_does_not_move_a_saved_map(truth, tmp_path, repeats, at):
@@ -455,6 +459,7 @@ def test_a_wrong_one_does_not_move_a_saved_map(truth, tmp_path, repeats, at):
     assert off > 3, "one alone moves a scene that nothing holds"
 
 
+@pytest.mark.long
 def test_a_loaded_map_does_not_say_that_its_global_poses_are_unused(truth, tmp_path, caplog):
     """None has come: the line would be about a topic that nobody has."""
     rng = np.random.default_rng(12)
@@ -466,6 +471,7 @@ def test_a_loaded_map_does_not_say_that_its_global_poses_are_unused(truth, tmp_p
     assert "global_pose" not in caplog.text
 
 
+@pytest.mark.long
 def test_a_reset_forgets_where_they_had_the_map(truth):
     """Those after it place the new one."""
     rng = np.random.default_rng(10)

@@ -355,6 +355,7 @@ class Nonsense(TruthSession):
         return dataclasses.replace(out, depth=depth, T_window_camera=T)
 
 
+@pytest.mark.long
 def test_a_refused_window_whose_tracks_do_not_support_it_moves_nothing():
     _, frames = walk(size=bench_blind.SIZE)
     session = Nonsense(frames, seed=1, noise=NOISES["of each view"])
@@ -368,6 +369,7 @@ def test_a_refused_window_whose_tracks_do_not_support_it_moves_nothing():
     assert len(pipeline.map.components) == 1
 
 
+@pytest.mark.long
 def test_after_many_refused_windows_a_new_chain_begins():
     _, frames = walk(size=bench_blind.SIZE)
     session = Nonsense(frames, seed=1, noise=NOISES["of each view"])
@@ -379,6 +381,7 @@ def test_after_many_refused_windows_a_new_chain_begins():
     )
 
 
+@pytest.mark.long
 def test_refused_windows_are_published_where_nothing_is_held():
     _, frames = walk(size=bench_blind.SIZE)
     session = Nonsense(frames, seed=1, noise=NOISES["of each view"])
@@ -571,6 +574,7 @@ def shipped_run(fault, start, refine):
     return run(frames, faulty, open_networks(config(refine))[0], refine)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("refine", long_after(1, [True, False]))
 @pytest.mark.parametrize(

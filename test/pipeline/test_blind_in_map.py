@@ -50,6 +50,7 @@ def blind(results):
     return [i for i, r in enumerate(results) if r.blind]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", long_after(1, ["mapping", "localization"]))
 def test_a_place_in_a_loaded_map_is_kept_through_the_dark(folder, ring, mode):
     walk = later(ring)[30:80]

@@ -76,6 +76,7 @@ def corrected(walk):
     return run(walk, stated(walk[0].calibration, **LONG))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "left"),
@@ -104,6 +105,7 @@ def test_a_camera_info_that_does_not_fit_the_images_is_corrected(walk, fault, le
     assert len({r.window.chain for r in results}) == 1, "the path goes on"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_frames_that_were_prepared_ahead_are_prepared_again(walk, corrected):
     _, results = run(walk, stated(walk[0].calibration, **LONG), ahead=True)
@@ -112,6 +114,7 @@ def test_frames_that_were_prepared_ahead_are_prepared_again(walk, corrected):
         np.testing.assert_array_equal(a.T_map_camera, b.T_map_camera)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_right_camera_info_stays(walk):
     camera, _ = walk

@@ -83,6 +83,7 @@ def fit(results):
     return fit_poses(ours, np.array([f.T_room_camera for f in walk()[1]]))
 
 
+@pytest.mark.long
 def test_poses_do_not_depend_on_it():
     for a, b in zip(with_dense()[1], without()[1], strict=True):
         np.testing.assert_array_equal(a.T_map_camera, b.T_map_camera)
@@ -309,6 +310,7 @@ def test_a_failed_measurement_costs_no_frame(monkeypatch, caplog):
     assert len(pipeline.scene().cloud()) == pytest.approx(expected, rel=0.01)
 
 
+@pytest.mark.long
 def test_a_reset_forgets_what_is_measured():
     pipeline = opened()
     camera, frames = walk()
@@ -569,6 +571,7 @@ def test_cameras_of_a_live_rig_are_measured_alike():
     assert not pipeline.counters["keyframes_depth_skipped"]
 
 
+@pytest.mark.long
 def test_all_that_takes_time_is_done_in_the_thread(monkeypatch):
     """Of a measured keyframe's points, only sums are left to the thread of the frames."""
     threads = defaultdict(list)

@@ -144,6 +144,7 @@ def test_a_pan_that_blurs_all_images_is_bridged():
     assert off[BEFORE + DARK : BEFORE + DARK + 3, 1].max() < 0.15
 
 
+@pytest.mark.long
 def test_a_camera_that_is_carried_in_the_dark_is_not_bridged():
     """The gyro alone would go on at the place where it went dark."""
     pipeline, *_ = run(carried_m=0.7)
@@ -168,6 +169,7 @@ def test_a_gap_longer_than_the_limit_is_not_bridged():
     assert len(pipeline.map.components) == 2
 
 
+@pytest.mark.long
 def test_a_gyro_with_a_wrong_mount_is_named_and_not_used(caplog):
     pipeline, results, frames = run(mount=WRONG_MOUNT)
     assert pipeline.counters["gaps_bridged"] == 0

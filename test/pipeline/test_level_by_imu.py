@@ -157,6 +157,7 @@ def test_before_the_camera_turns_up_is_believed_if_it_is_likely(turned):
     assert all(tilt(r.T_level_camera, level(f)) < 3.0 for r, f in known)
 
 
+@pytest.mark.long
 def test_a_mount_that_slips_is_named_once_for_each_kind_of_fault(caplog):
     """However its angle grows while the newest rotations are compared, and the map stays level."""
     roll = np.eye(4)
@@ -308,6 +309,7 @@ def test_a_bad_imu_does_not_bend_a_good_map(fault):
     assert rms < 1.0
 
 
+@pytest.mark.long
 def test_a_fault_of_the_first_seconds_does_not_last(caplog):
     """What was up then, and the bias that it made, do not count once the fault shows."""
     pipeline, out, frames = run(

@@ -91,6 +91,7 @@ def test_the_camera_is_followed_for_rounds_and_the_map_stays(folder, known, ring
     assert load_scene(tmp_path / "again").recognition.keyframes
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_grid_of_a_read_only_map_is_that_of_the_cameras_storey(known, ring, tmp_path):
     mapped = opened(known, metric=True)

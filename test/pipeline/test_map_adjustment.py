@@ -195,6 +195,7 @@ def test_live_frames_do_not_wait(small_walk, monkeypatch):
     assert [bool(c.adjusted) for c in pipeline.told.corrections] == [True]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("later", long_after(1, [0, 1]))
 def test_the_metre_of_another_chain_is_neither_given_nor_taken(small_walk, monkeypatch, later):
     """Which has a unit of its own, and perhaps no submap yet."""
@@ -472,6 +473,7 @@ def test_an_incredible_size_is_refused():
     assert adjustment_of(job, moved(shrunk), the_frames(job)) is None
 
 
+@pytest.mark.long
 def test_metres_do_not_grow_with_a_wrong_motion(small_walk):
     """The first motions may be far too long by the network; its depth gives the metres."""
 

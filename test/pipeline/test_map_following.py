@@ -262,6 +262,7 @@ BAD = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("text", "second"), long_after(1, BAD))
 def test_a_path_that_is_no_correction_moves_nothing(walk, text, second, caplog):
     frames = walk[0]

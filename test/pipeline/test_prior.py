@@ -90,6 +90,7 @@ def test_a_gap_in_odometry_leaves_windows_without_poses(walk, caplog):
     assert len(results) == 24
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "values",

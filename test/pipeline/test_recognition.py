@@ -45,6 +45,7 @@ def plain_folder(ring, tmp_path_factory):
     return saved(pipeline, tmp_path_factory.mktemp("plain"))
 
 
+@pytest.mark.long
 def test_a_metric_map_is_entered_where_the_camera_is(metric_folder, ring):
     again = later(ring[30:60])
     pipeline = resumed(metric_folder, ring, again, metric=True)

@@ -55,6 +55,7 @@ def error_of_way(beams):
     return math.log(ways[0] / ways[1])
 
 
+@pytest.mark.long
 def test_one_beam_is_compared_with_the_depth_that_tracks_correct():
     """Where it hits the network alone is wrong by 15 %."""
     assert abs(error_of_way(1)) < 0.02

@@ -250,6 +250,7 @@ class LongFocal(TruthSession):
         return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("way", "source"), long_after(1, [("loop", "tracks"), ("strafe", "network")])
 )

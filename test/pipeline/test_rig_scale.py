@@ -145,6 +145,7 @@ class Shrinking(TruthSession):
         return dataclasses.replace(prediction, T_window_camera=poses)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_depths_against_the_baselines_make_scale_unsure():
     mounts, cameras, frames = make(0.3, frames=16, yaw_deg=0.0)
@@ -171,6 +172,7 @@ def test_depths_against_the_baselines_make_scale_unsure():
 TRACKED = {"process_res": 224, "refinement.enabled": True}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "declared",
     long_after(1, [rig_mount(1, 0.12, 0.0), rig_mount(1, 0.12, 3.0)]),

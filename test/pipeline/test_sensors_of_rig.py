@@ -32,6 +32,7 @@ def metres_over_truth(results, walk):
     ])  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("blink", long_after(1, [6, 0]))
 def test_metres_by_the_imu_are_those_of_one_cameras_path(blink):
@@ -75,6 +76,7 @@ def test_a_wrong_mount_of_one_camera_makes_no_wrong_metres(wrong, caplog):
     np.testing.assert_allclose(found, 1.0, atol=0.05)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_wrong_mount_of_another_camera_does_not_keep_the_map_from_being_held_level():
     walk = rig("left")
@@ -86,6 +88,7 @@ def test_a_wrong_mount_of_another_camera_does_not_keep_the_map_from_being_held_l
     assert pipeline.loops.problem().ups
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_wrong_mounts_of_both_cameras_are_both_named(caplog):
     walk = SensorRig(30, stated={n: OTHER @ invert_pose(MOUNTS[n]) @ BODY for n in NAMES})
@@ -96,6 +99,7 @@ def test_wrong_mounts_of_both_cameras_are_both_named(caplog):
         assert caplog.text.count(f"imu: not used by camera {name}: ") == 1
 
 
+@pytest.mark.long
 def test_what_is_up_is_that_of_the_followed_camera():
     walk = rig()
     pipeline = walk.pipeline(**{"level.source": "imu", **METRES})
@@ -229,6 +233,7 @@ def lidar_walk():
     return walk, [s @ LIDAR[:3, :3].T + LIDAR[:3, 3] for s in sweeps]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("ahead", long_after(1, [0.3, 0.0]))
 def test_a_sensors_wrong_mount_is_covered_by_the_deviation_of_metres(ahead):

@@ -224,6 +224,7 @@ def test_without_a_store_the_oldest_points_are_dropped(camera):
     assert len(run(camera, **FEW).map) <= 70_000
 
 
+@pytest.mark.long
 def test_a_full_disk_drops_points_with_one_warning(camera, whole, tmp_path, caplog):
     pipeline = run(camera, tmp_path, limit_bytes=1_500_000, **FEW)
     assert caplog.text.count("points that memory cannot hold are dropped") == 1

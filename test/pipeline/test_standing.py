@@ -93,6 +93,7 @@ def check_stand(refined, count):
     return out
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("refined", long_after(1, [False, True]))
 def test_nothing_drifts_while_a_robot_stands(refined):

@@ -166,6 +166,7 @@ def pip_target(tmp_path_factory):
     return target
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_pip_installs_the_core_with_its_message_texts(pip_target, tmp_path):
     (types,) = python(WHERE.format("da3_ros.types"), tmp_path, str(pip_target))

@@ -94,6 +94,7 @@ def test_a_lens_that_no_track_determines_is_left_alone():
     assert lens_of(keyframes(lens, poses=poses)) is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("focal", [0.0, np.log(1.05)], ids=("right", "short"))
 @pytest.mark.parametrize("k1", long_after(1, [-0.1, 0.1]))
 def test_distortion_is_measured_where_the_focal_length_hardly_is(k1, focal):
@@ -107,6 +108,7 @@ def test_distortion_is_measured_where_the_focal_length_hardly_is(k1, focal):
     assert found.focal_sigma > 0.015
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", long_after(1, range(3)))
 def test_a_stabiliser_is_no_barrel(seed):
     """It moves each image as a small turn would, but for what a barrel does."""
@@ -153,6 +155,7 @@ def test_noise_alone_bends_no_lens(turn_deg):
     assert lens_of(noisy(keyframes(poses=poses, wrong=0.2), 0.4)) is None
 
 
+@pytest.mark.long
 def test_a_principal_point_that_is_only_lower_is_left_alone():
     """It may be a rolling shutter."""
     assert lens_of(keyframes(Lens(centre_y=0.03))) is None

@@ -213,6 +213,7 @@ def test_held_keyframes_stay_and_give_the_unit():
     assert np.linalg.norm(found[:, :3, 3] - true[:, :3, 3], axis=1).max() < 0.03  # as they are
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("factor", long_after(1, [0.9, 1.1]))
 def test_a_guessed_focal_length_is_found_too(factor):
     true = there_and_back()
@@ -274,6 +275,7 @@ def test_a_keyframe_without_matches_has_no_pose_and_spoils_none():
     assert error(np.array([done.poses[k] for k in rest]), true[rest]) < 0.005
 
 
+@pytest.mark.long
 def test_a_loop_that_images_do_not_show_holds():
     """The second half of the way shows another wall; only the loop connects both."""
     true = there_and_back()

@@ -142,6 +142,7 @@ CASES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("solved_each_time")
 @pytest.mark.slow
 @pytest.mark.parametrize("case", long_after(1, CASES))
@@ -275,6 +276,7 @@ def test_a_continued_replay_in_a_saved_scene_writes_the_same_bytes(
         )
 
 
+@pytest.mark.long
 def test_a_saved_scene_that_has_changed_is_not_continued(often, camera, bag, tmp_path):
     one, quick = {"camera": "/camera/image_raw"}, "refinement.enabled:=false"
     run(bag, tmp_path / "monday", camera, quick, end_s=2.0, **one)

@@ -210,6 +210,7 @@ def test_a_plan_is_run_again_whatever_memory_there_is(bag, tmp_path):
     }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_a_plan_brings_its_method_of_resizing(bag, tmp_path):
     """Also for frames that are read, and prepared by the parameters, before the plan is used."""

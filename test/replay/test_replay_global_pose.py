@@ -99,6 +99,7 @@ def test_a_topic_that_is_not_there_is_named(walk, bag, tmp_path, topic):
         run(walk, bag, tmp_path / "out", topic)
 
 
+@pytest.mark.long
 def test_a_trajectory_with_a_declared_scale_is_where_they_have_it_too(walk, bag, tmp_path):
     """No scale that is learned makes it be written again at the end."""
     factor = 1 / TruthSession(walk[1]).unit

@@ -97,6 +97,7 @@ def test_both_cameras_come_out_as_one_scene(rig, bag, tmp_path):
     np.testing.assert_allclose(ours / unit, true, atol=5e-3)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_independent_cameras_have_files_and_topics_of_their_own(rig, bag, tmp_path):
     session = TruthSession(rig)

@@ -107,6 +107,7 @@ def test_without_a_base_a_global_pose_is_not_that_of_the_second_camera(rig, bag,
     assert "it is the pose of camera front, and not that of left: set base_frame" in said[0]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("solved_each_time")
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -177,6 +178,7 @@ def copied(bag, path, lib, changed, passes=1, late_ns=0):
         source.close()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_stamps_that_jump_back_begin_all_sensors_anew(rig, bag, tmp_path, caplog):
     """A bag of a player that loops: what belongs to the second pass is not used in the first."""

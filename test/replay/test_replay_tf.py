@@ -151,6 +151,7 @@ def test_without_metres_the_map_is_not_that_of_the_robot(tmp_path, camera):
     assert {frame for _, frame, _ in found} == {"optical", "odom"}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_cameras_on_a_robot_that_knows_its_way_share_its_transforms(tmp_path):
     lib, walk = RosbagsLibrary(), {"seed": 2, "size": SIZE, "walk": "straight", "frames": FRAMES}

@@ -80,6 +80,7 @@ def cell(picture, row, column):
     return picture[top : top + CELL[1], left : left + CELL[0]]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_each_frame_is_shown_with_depth_confidence_and_map(whole, camera):
     rate, pictures = shown(whole / "video.mp4")

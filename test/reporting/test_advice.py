@@ -126,6 +126,7 @@ def test_keyframes_from_one_location_are_advised():
     assert problems(baseline=0.001) == ["Views have little baseline"]
 
 
+@pytest.mark.long
 def test_a_blurred_walk_is_called_so_and_a_sharp_one_with_plain_walls_is_not():
     camera = SyntheticCamera(seed=0, frames=60, size=(320, 240), fov_deg=65.0, walk="loop")
     frames = list(camera)

@@ -62,6 +62,7 @@ def test_demo_ends_with_files_and_errors_against_the_exact_room(tmp_path):
     assert height > width  # the scene above the frames
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_demo_names_the_page_that_is_there_although_its_port_is_taken(tmp_path):
     pytest.importorskip("viser")

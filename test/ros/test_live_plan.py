@@ -77,6 +77,7 @@ def set_parameter(live, name, value):
     assert answer.result().results[0].successful, answer.result()
 
 
+@pytest.mark.long
 def test_the_mode_changes_while_frames_flow(monkeypatch):
     """The map stops to grow, and grows again."""
     camera = SyntheticCamera(seed=3, size=(140, 112), walk="strafe", frames=18)

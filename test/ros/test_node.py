@@ -429,6 +429,7 @@ def test_bursts_with_pauses_are_not_reported_as_lost():
         assert "did not arrive" not in text
 
 
+@pytest.mark.long
 def test_wrong_stamps_are_faults_with_their_cause_and_no_new_component():
     camera, frames = camera_frames(8)
     hour = 3600 * 10**9
@@ -627,6 +628,7 @@ def test_a_wrong_parameter_type_is_one_line(tmp_path):
         assert "window.size" in node.output()
 
 
+@pytest.mark.long
 def test_no_search_for_garbage_looks_at_what_was_imported():
     """It would stop all threads for a tenth of a second, in the middle of a drive."""
     script = Path(__file__).parents[2] / "scripts" / "da3_node"

@@ -180,6 +180,7 @@ def test_no_transform_for_a_camera_with_another_parent():
         assert rig.edges() == {("map", "odom"), ("odom", "front_optical")}
 
 
+@pytest.mark.long
 def test_a_missing_camera_does_not_stop_the_other():
     cameras = walks(8)
     with TwoCameras() as rig:

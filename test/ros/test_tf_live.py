@@ -111,6 +111,7 @@ class Stream:
         return frame.stamp_ns
 
 
+@pytest.mark.long
 def test_a_localiser_that_starts_late_takes_its_transform_over():
     with Robot(**ROBOT) as robot:
         robot.mount(level_mount())

@@ -4,6 +4,7 @@ import functools
 
 import numpy as np
 import pytest
+from support.cases import long_after
 from support.inertial import BODY
 from support.pipelines import SIZE, odometry_of, settings, to_frame
 
@@ -66,7 +67,9 @@ def states(pipeline):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", ["imu+range", "odometry+imu", "odometry+imu+range"])
+@pytest.mark.parametrize(
+    "source", long_after(1, ["odometry+imu+range", "imu+range", "odometry+imu"])
+)
 def test_sensors_that_agree_give_metres_together(source, caplog):
     pipeline, out = run(source)
     found, sigmas = errors(out)
@@ -78,6 +81,7 @@ def test_sensors_that_agree_give_metres_together(source, caplog):
     assert "differs" not in caplog.text
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_odometry_of_a_wrong_unit_is_named_and_left_out_by_imu_and_range(caplog):
     pipeline, out = run("odometry+imu+range", odometry_factor=1.4)
@@ -88,6 +92,7 @@ def test_odometry_of_a_wrong_unit_is_named_and_left_out_by_imu_and_range(caplog)
     assert "from imu and range and is left out" in caplog.text
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_of_odometry_and_imu_that_disagree_the_scale_is_as_uncertain(caplog):
     _, out = run("odometry+imu", odometry_factor=1.4)
@@ -97,6 +102,7 @@ def test_of_odometry_and_imu_that_disagree_the_scale_is_as_uncertain(caplog):
     assert sigmas[-1] > 0.2
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_one_sensor_takes_over_where_another_one_ends():
     """An IMU that fails, and a LiDAR that is switched on then."""

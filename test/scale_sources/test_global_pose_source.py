@@ -219,6 +219,7 @@ def test_without_a_way_there_is_none_and_nothing_grows(how):
     assert len(filter._stretch) <= MOST
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 def test_a_stretch_that_never_becomes_certain_is_bounded(seed):
     filter = Robot(straight(1000, step=0.1), (40.0, 40.0, 40.0), seed).drive(new(), every=1)

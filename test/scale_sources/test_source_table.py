@@ -259,6 +259,7 @@ def test_a_toy_estimates_by_the_way_along_its_chain(walk, add):
     assert_metric(pairs, 20)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_toy_gets_refined_poses_of_earlier_frames(add):
     """They are nearer to the truth than those that were given first."""

@@ -71,6 +71,7 @@ def picture_of(splats, frame, scale=1.0):
     return render(splats, T, frame.K, SIZE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("degree", long_after(1, [2, 0]))
 def test_a_ply_shows_the_room_where_it_is_in_the_map(scene, frames, tmp_path, degree):
     done = exported(scene, tmp_path / "room.splat.ply", sh_degree=degree)

@@ -82,6 +82,7 @@ def test_pictures_state_and_legend_are_on_the_page_of_a_phone_too():
         assert not browser.errors
 
 
+@pytest.mark.long
 def test_a_frame_is_shown_with_its_texts_and_hidden_without_a_pose():
     with Running() as running, Browser() as browser:
         browser.open(running.feed.url)
@@ -150,6 +151,7 @@ def test_controls_ask_the_node_and_show_its_answers():
         assert not browser.errors
 
 
+@pytest.mark.long
 def test_a_value_that_the_node_refuses_leaves_the_page():
     """Also pages that are opened later."""
     setting = {"name": "obstacles.max_height", "value": 2.0, "text": "", "low": 0.01,
