@@ -145,9 +145,9 @@ class KeyframeSelector:
     ) -> None:
         """Averages the observations of an accepted window into the views that it shared."""
         held = self.ids
-        for i, a in enumerate(shared):
-            if a.view.id in held:
-                self._table.set_view(updated_view(a, estimate, i, placed))
+        self._table.refine(
+            updated_view(a, estimate, i, placed) for i, a in enumerate(shared) if a.view.id in held
+        )
 
     def forget(self, ids: Collection[int]) -> None:
         """Drops keyframes that contradict the newest views."""

@@ -240,23 +240,28 @@ class MapTable:
             self.keyframes[id] = replace(keyframe, T_submap_camera=T, depth_factor=factor)
 
     def refine(self, views: Iterable[OverlapView]) -> None:
-        """Replaces shared views by refined ones, and their poses in the path.
+        """Replaces shared views by ones whose pose and depth are known better, and their poses in
+        the path.
 
-        Points stay where they are: poses of the newest frames move by millimetres.
+        Points stay where they are: poses of the newest frames move by millimetres, without
+        ``refinement`` by centimetres.
         """
         path, frames = self.path if self.live_path is None else self.live_path, []
         for view in views:
             self.set_view(view)
             row = self.shared[view.view.id]
             one = PoseInSubmap(row.view.stamp_ns, row.view.camera, row.submap, row.T_submap_camera)
-            path.correct(one.stamp_ns, one.camera, one.submap, one.T_submap_camera)
             frames.append(one)
-        for listener in self.listeners:
-            listener.on_refinement(frames)
+        path.move(frames)
+        self._tell_refinement(frames)
 
     def move_frames(self, frames: Sequence[PoseInSubmap]) -> None:
         """Gives frames of the path other poses in their submaps, and their views and keyframes
         too."""
+        self._move(frames)
+        self._tell_refinement(frames)
+
+    def _move(self, frames: Sequence[PoseInSubmap]) -> None:
         self.path.move(frames)
         at = {(f.stamp_ns, f.camera, f.submap): f.T_submap_camera for f in frames}
         for rows in (self.shared, self.keyframes):
@@ -265,7 +270,9 @@ class MapTable:
                 if T is not None and row.T_submap_saved is None:
                     rows[id] = replace(row, T_submap_camera=T)
         self._T_local_view.clear()
-        for listener in self.listeners:
+
+    def _tell_refinement(self, frames: Sequence[PoseInSubmap]) -> None:
+        for listener in self.listeners if frames else ():
             listener.on_refinement(frames)
 
     def set_row(self, row: ViewRow) -> None:
@@ -324,12 +331,17 @@ class MapTable:
             self._is_map = T_map_local.is_same(IDENTITY)
         self._forget_derived()
 
-    def correct(self, correction: Correction, stays: Collection[int] = ()) -> float:
+    def correct(
+        self,
+        correction: Correction,
+        stays: Collection[int] = (),
+        frames: Sequence[PoseInSubmap] = (),
+    ) -> float:
         """Applies a correction, also to the frame of odometry, so that the newest submap stays in
-        it. Returns the farthest move in the map.
+        it. Returns the farthest move of a submap in the map.
 
         stays: ids of submaps that keep their pose in the map. So do submaps that are older than
-        those of the correction.
+        those of the correction. frames: those that have other poses in their submaps after it.
         """
         before = {id: s.T_map_submap for id, s in self.submaps.items()}
         oldest, moved, far = next(iter(correction.moves), 0), {}, 0.0
@@ -342,9 +354,11 @@ class MapTable:
             moved[id] = correction.T_map_local @ T_local
             far = max(far, float(np.linalg.norm(moved[id].t - submap.T_map_submap.t)))
         self.set_poses(moved, correction.T_map_local)
+        self._move(frames)
         self.corrections += 1
         for listener in self.listeners:
             listener.on_correction(correction, before)
+        self._tell_refinement(frames)
         return far
 
 

@@ -17,7 +17,7 @@ from da3_ros.mapping.frames import LocalFrame, PoseInSubmap
 from da3_ros.types import Array
 
 MAX_POSES = 100_000
-NEWEST = 1024  # poses that may still be corrected, or held
+NEWEST = 1024  # poses that are looked at for that of a frame, or of a standing camera
 BLOCK = 512  # rows in which a frame is looked for first
 STILL_PX = 0.5  # a camera whose image moves by less than this stands
 MAX_GAP_NS = 2 * 10**9  # longest time between two frames of a camera in which its way is known
@@ -237,14 +237,6 @@ class Trajectory:
         if stands:
             row["standing_ns"] = passed
         return bool(stands)
-
-    def correct(self, stamp_ns: int, camera: str, submap: int, T_submap_camera: Array) -> None:
-        """Replaces the pose of one of the newest frames, in the frame of its submap; one that is
-        not stored stays so."""
-        rows = self._rows[max(0, self._size - NEWEST) : self._size]
-        if camera in self._cameras:
-            same = (rows["camera"] == self._cameras.index(camera)) & (rows["submap"] == submap)
-            rows["T"][(rows["stamp_ns"] == stamp_ns) & same] = T_submap_camera[:3]
 
     def pose_of(self, stamp_ns: int, camera: str, submap: int) -> Array | None:
         """Returns the pose [3, 4] of one of the newest frames in the frame of its submap; None if

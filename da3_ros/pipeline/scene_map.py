@@ -416,8 +416,7 @@ class SceneMap(MapListener):
         )  # fmt: skip
         if found is None:
             return None
-        self.correct(found.correction)
-        self.table.move_frames(found.frames)
+        self.correct(found.correction, found.frames)
         return found.metre
 
     def levelled(
@@ -759,10 +758,10 @@ class SceneMap(MapListener):
         learns = self.scale.source.learns
         return "they wait for metres" + ("" if learns else ": set scale.source")
 
-    def correct(self, correction: Correction) -> None:
+    def correct(self, correction: Correction, frames: Sequence[PoseInSubmap] = ()) -> None:
         """Moves submaps, and all that has its pose in them: every correction of the map comes
-        here."""
-        far = self.table.correct(correction, self.submaps.staying)
+        here. frames: those that have other poses in their submaps after it."""
+        far = self.table.correct(correction, self.submaps.staying, frames)
         what = "another SLAM is followed" if correction.followed else "loop closed"
         if correction.adjusted:
             what = "keyframes adjusted"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,6 +16,7 @@ MAX_MEASUREMENTS = 15
 MIN_MEASUREMENTS = 3  # so that one bad measurement never decides
 OUTLIER = 3.0  # robust standard deviations
 AGREEMENT = 0.03  # relative difference that is never an outlier
+IN_A_ROW = 3  # newest measurements that are outliers to one side: these are no chance
 FLOOR = 0.003  # relative standard deviation that the alignment of windows adds at least
 AGES = 0.007  # that of an estimate without news, per root of way over depth
 
@@ -103,7 +104,8 @@ class MeasurementFilter:
         good = logs[inliers(logs)]
         own = float(np.median([m.sigma for m in self._measurements]))
         newest, sigma = best_average(good, own, MIN_MEASUREMENTS)
-        return Estimate(float(good[-newest:].mean()), sigma, drift_of(good, newest))
+        found = Estimate(float(good[-newest:].mean()), sigma, drift_of(good, newest))
+        return contradicted(found, logs)
 
 
 def inliers(logs: Array) -> Array:
@@ -112,6 +114,20 @@ def inliers(logs: Array) -> Array:
     return np.asarray(
         difference <= max(OUTLIER * 1.4826 * float(np.median(difference)), AGREEMENT)
     )
+
+
+def contradicted(found: Estimate, logs: Array) -> Estimate:
+    """Returns an estimate from measurements [M] as uncertain as the newest of them make it.
+
+    Outliers in a row, to one side: the unit of the chain has changed, or the source errs (wheels
+    slip). Which of both is not known until one side has the majority, so the standard deviation
+    covers both values.
+    """
+    outside = ~inliers(logs)
+    differences = logs[len(logs) - int(np.argmin(outside[::-1])) :] - found.log
+    if len(differences) < IN_A_ROW or len(set(np.sign(differences))) > 1:
+        return found
+    return replace(found, sigma=math.hypot(found.sigma, float(np.median(differences))))
 
 
 def best_average(logs: Array, own: float, fewest: int) -> tuple[int, float]:

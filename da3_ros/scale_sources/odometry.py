@@ -11,6 +11,7 @@ from da3_ros.scale_sources.estimates import (
     Estimate,
     MeasurementFilter,
     best_average,
+    contradicted,
     drift_of,
     inliers,
 )
@@ -77,7 +78,8 @@ class OdometryRatio:
             return None
         newest, sigma = best_average(logs[good], 0.0, MIN_STRETCHES)
         distance_m, distance = np.array(self._distances)[good][-newest:].sum(axis=0)
-        return Estimate(math.log(distance_m / distance), sigma, drift_of(logs[good], newest))
+        found = Estimate(math.log(distance_m / distance), sigma, drift_of(logs[good], newest))
+        return contradicted(found, logs)
 
 
 def _motion(T_start: Array, T_end: Array) -> Array:

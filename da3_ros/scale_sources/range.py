@@ -26,7 +26,13 @@ from da3_ros.geometry.return_blocks import (
     judged,
     mount_errors,
 )
-from da3_ros.scale_sources.estimates import Estimate, MeasurementFilter, best_average, inliers
+from da3_ros.scale_sources.estimates import (
+    Estimate,
+    MeasurementFilter,
+    best_average,
+    contradicted,
+    inliers,
+)
 from da3_ros.scale_sources.interface import ScaleSource
 from da3_ros.types import (
     Array,
@@ -183,7 +189,7 @@ class RangeFilter(MeasurementFilter):
         good = logs[inliers(logs)]
         newest, sigma = best_average(good, float(np.median(sigmas)), 3)
         sigma = math.hypot(sigma, self._mount_effect())
-        return Estimate(float(good[-newest:].mean()), sigma)
+        return contradicted(Estimate(float(good[-newest:].mean()), sigma), logs)
 
 
 class RangeDepth(ScaleSource):

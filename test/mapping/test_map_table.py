@@ -6,12 +6,14 @@ import pickle
 import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
+from support.scenes import frame
 from support.submaps import table_of
 
 from da3_ros.geometry.similarity import IDENTITY, Similarity
+from da3_ros.mapping.frames import PoseInSubmap
 from da3_ros.mapping.graph_solution import Correction, Moves, Node
 from da3_ros.mapping.loop_keyframes import PlacedKeyframe
-from da3_ros.mapping.map_table import NO_SUBMAP, OverlapView
+from da3_ros.mapping.map_table import NO_SUBMAP, MapListener, OverlapView
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.types import View
 
@@ -137,6 +139,58 @@ def test_submaps_older_than_a_correction_stay_in_the_map(table):
     np.testing.assert_allclose(table.T_local_submap(0).t, moved.t, atol=1e-12)
     assert table.T_local_submap(0).scale == pytest.approx(moved.scale)
     assert correction.local_move(NO_SUBMAP) is correction.local_move(3) is None
+
+
+class Seen(MapListener):
+    """What the forms of a view's pose are, whenever the table tells of a change."""
+
+    def __init__(self, table, id):
+        self.table, self.id, self.events = table, id, []
+        table.listeners.append(self)
+
+    def look(self, event):
+        table, row = self.table, self.table.shared[self.id]
+        in_path = table.path.pose_of(row.view.stamp_ns, row.view.camera, row.submap)
+        forms = [in_path, row.T_submap_camera, table.keyframes[self.id].T_submap_camera]
+        T_local = (
+            table.T_local_submap(row.submap).inverse().pose(table.view(self.id).T_local_camera)
+        )
+        self.events.append((event, np.array([T[:3] for T in (*forms, T_local)])))
+
+    def on_correction(self, correction, before):
+        self.look("correction")
+
+    def on_refinement(self, frames):
+        self.look("refinement")
+
+
+def one_view(table):
+    """A table whose view 1 is a keyframe and in the path, and what listens to it."""
+    table.keyframes[1] = table.shared[1].with_fewer_pixels()
+    T = table.shared[1].T_submap_camera
+    table.path.add_pose(dataclasses.replace(frame(1, T), stamp_ns=1, camera=""), T, 1)
+    seen = Seen(table, 1)
+    seen.look("before")  # so that what is derived from the old pose is known
+    return seen
+
+
+def test_a_correction_with_frames_is_one_change_of_all_forms_of_a_pose(table):
+    """Listeners never see submaps that have moved with frames that have not."""
+    seen, to = one_view(table), pose(12, 30)
+    correction = Correction(Moves((Node(0, 0),), (MOVE,)), IDENTITY, IDENTITY)
+    table.correct(correction, frames=[PoseInSubmap(1, "", 1, to)])
+    assert [event for event, _ in seen.events] == ["before", "correction", "refinement"]
+    for _, forms in seen.events[1:]:
+        np.testing.assert_allclose(forms, np.broadcast_to(to[:3], (4, 3, 4)), atol=1e-9)
+
+
+def test_a_view_that_is_known_better_is_so_in_all_forms_of_its_pose(table):
+    seen = one_view(table)
+    table.refine([dataclasses.replace(table.view(1), T_local_camera=pose(12, 30))])
+    (_, before), (event, forms) = seen.events
+    assert event == "refinement"
+    assert np.ptp(before, axis=0).max() < 1e-9 < np.abs(forms - before).max()
+    assert np.ptp(forms, axis=0).max() < 1e-9
 
 
 def test_nothing_is_left_of_views_that_are_shared_no_more(table):

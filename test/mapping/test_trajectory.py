@@ -10,6 +10,7 @@ from support.scenes import frame, pose, store
 from da3_ros.export.scene_file import load_scene, save_scene
 from da3_ros.mapping import trajectory
 from da3_ros.mapping.following import OwnPoses
+from da3_ros.mapping.frames import PoseInSubmap
 from da3_ros.mapping.trajectory import MAX_GAP_NS, Trajectory
 
 STEP_NS = 10**8
@@ -138,9 +139,11 @@ def test_refinement_corrects_the_pose_at_which_a_camera_stands():
     path = Trajectory()
     path.add_pose(replace(frame(0, pose()), stamp_ns=0), pose(), 0)
     path.add_pose(replace(frame(0, pose(), keyframe=False), stamp_ns=1), pose(), 0)
-    path.correct(0, "", 0, pose(0.3))
-    path.correct(1, "", 0, pose(9.0))  # not stored
-    path.correct(0, "", 1, pose(9.0))  # in another submap
+    path.move([
+        PoseInSubmap(0, "", 0, pose(0.3)),
+        PoseInSubmap(1, "", 0, pose(9.0)),  # not stored
+        PoseInSubmap(0, "", 1, pose(9.0)),  # in another submap
+    ])  # fmt: skip
     assert path.poses().rows["T"][:, 0, 3].tolist() == [0.3, 0.3]
 
 

@@ -22,6 +22,7 @@ from da3_ros.replay.results import ReplayOptions, WarnOnce
 from da3_ros.sensors.frame_annotator import FrameAnnotator
 from da3_ros.sensors.transform_tree import TransformTree
 from da3_ros.synthetic import SyntheticCamera
+from da3_ros.synthetic.evaluation import trajectory_error
 from da3_ros.synthetic.imu import imu_samples
 from da3_ros.synthetic.truth import Noise
 from da3_ros.types import ImuNoise
@@ -248,6 +249,41 @@ def test_path_and_listeners_have_the_refined_poses(run):
     for stamp_ns, (submap, T) in run.ever.told.items():
         assert path[stamp_ns][0] == submap
         np.testing.assert_array_equal(path[stamp_ns][1], T)
+
+
+def test_the_map_has_one_pose_of_each_view(run):
+    """In rows of views, of keyframes of loops, and of the path."""
+    assert len(differences(run.pipeline.map.table)) > 20
+    assert max(differences(run.pipeline.map.table)) < 1e-12
+
+
+def differences(table):
+    """Of the poses of views from those of their frames in the path."""
+    path, out = table.path, []
+    for row in (*table.shared.values(), *table.keyframes.values()):
+        T = path.pose_of(row.view.stamp_ns, row.view.camera, row.submap)
+        if T is not None:
+            out.append(np.abs(T - row.T_submap_camera[:3]).max())
+    return out
+
+
+def test_without_refinement_the_path_has_what_later_windows_say():
+    """Not what the first window of a frame said, which is farther from the truth."""
+    camera = SyntheticCamera(3, (140, 112), walk="loop", frames=20, rate_hz=2.5)
+    frames = list(camera)
+    values = {"process_res": 140, "window.size": 6, "refinement.enabled": False,
+              "loop.enabled": False, "dense.enabled": False}  # fmt: skip
+    settings = config_from_parameters(values, NodeConfig)
+    pipeline, published = Pipeline(settings.pipeline, DescribedTruth(frames, noise=NOISE)), []
+    for f in frames:
+        published += [r.T_map_camera for r in pipeline.push(to_frame(camera, f))]
+    published += [r.T_map_camera for r in pipeline.flush()]
+    assert max(differences(pipeline.map.table)) < 1e-12
+    at = {f.stamp_ns: f.T_room_camera for f in frames}
+    rows = pipeline.poses().rows
+    true = np.array([at[int(stamp)] for stamp in rows["stamp_ns"]])
+    known = trajectory_error(np.array([np.vstack((T, [0, 0, 0, 1])) for T in rows["T"]]), true)
+    assert known < 0.8 * trajectory_error(np.array(published), true)
 
 
 def said(message):

@@ -36,6 +36,18 @@ def test_noisy_odometry_is_as_wrong_as_stated():
     assert np.abs(z).max() < 4
 
 
+def test_a_unit_that_changes_makes_it_as_uncertain_as_it_was_wrong():
+    """A camera in front of a wall, say: its motion is found too short from then on."""
+    ways = list(drive(2.0, steps=200))
+    corner = ways[150][0][:3, 3].copy()
+    for ours, _ in ways[150:]:
+        ours[:3, 3] = corner + 0.4 * (ours[:3, 3] - corner)
+    assert estimate(ways[:150], 2.0).sigma < 0.01
+    found = estimate(ways, 2.0)
+    assert np.exp(found.log) == pytest.approx(2.0, rel=0.02)
+    assert found.sigma > 0.8 * np.log(1 / 0.4)
+
+
 def test_slipping_and_spinning_wheels_are_outvoted():
     """Slip in every fourth stretch and wheels that spin on the spot are outvoted."""
     slipped = np.zeros(3)
