@@ -1,6 +1,7 @@
 """The map owns its poses: no other object keeps one that a row of its table has, or has had."""
 
 import contextlib
+import hashlib
 from collections import deque
 
 import numpy as np
@@ -41,6 +42,17 @@ EXCEPTIONS = {
     "KeyframeRecorder._changes/_Changes.poses": ON_ITS_WAY,
     "_Carved.T_map_submap": "what the grid was carved from, to know when it must be carved anew",
 }
+# What may have an image, depth or confidence that a row has, or that was published, and why.
+WHILE_MEASURED = "neighbours are compared with it until its depth stays"
+ARRAYS = {
+    "_Kept.keyframe/Measurable.image": WHILE_MEASURED,
+    "_Kept.keyframe/Measurable.confidence": WHILE_MEASURED,
+    "Measured.keyframe/Measurable.image": "the newest of its camera, which corrects live depth",
+    "Measured.keyframe/Measurable.confidence": "the same",
+    "ImageCheck._past/_Past.image": "the newest of its camera, to see whether images freeze",
+    "_Stand.since/View.image": "that at which a camera began to stand",
+}
+LARGE = 200  # elements of an array of a view, at least
 # What may have such poses because the map tells it of every change: they must be those of now.
 FOLLOWERS = {"ImuFilter._keyframes/PathPose.T_local_camera"}
 # A walk of a few seconds, in which all that makes or follows the map's poses is at work.
@@ -81,6 +93,29 @@ def poses_in(root):
         elif type(one).__module__.startswith("da3_ros."):
             name = type(one).__name__
             todo.extend((f"{way}/{name}.{key}", value) for key, value in vars(one).items())
+
+
+def arrays_in(root):
+    """Yields the way to each large array below an object of ours that is not the map's table."""
+    seen, todo = set(), deque([("", root)])
+    while todo:
+        way, one = todo.popleft()
+        if isinstance(one, np.ndarray) and one.dtype != object and one.size >= LARGE:
+            yield way, one
+        if id(one) in seen or type(one).__name__ in OWNERS:
+            continue
+        seen.add(id(one))
+        if isinstance(one, dict):
+            todo.extend((way, value) for value in one.values())
+        elif isinstance(one, list | tuple | set | frozenset | deque):
+            todo.extend((way, value) for value in one)
+        elif type(one).__module__.startswith("da3_ros."):
+            name = type(one).__name__
+            todo.extend((f"{way}/{name}.{key}", value) for key, value in vars(one).items())
+
+
+def content(array):
+    return hashlib.sha256(array.tobytes()).digest()
 
 
 def rows_of(table):
@@ -150,17 +185,21 @@ class Run:
         )
         self.heard = []  # messages of windows, and where the map had their views then
         self.ways_between = set()  # windows
+        self.contents, self.ways_of_arrays = set(), set()  # of views' arrays
         stamps = np.array([f.stamp_ns for f in frames])
         samples = imu_samples(camera.T_room_camera, stamps, noise=ImuNoise(), seed=3)
         for k, imu in enumerate([None, *samples.stretches(stamps)]):
             self._take(self.pipeline.push(to_frame(camera, frames[k], imu=imu)))
             if k % 5 == 4:
                 self.ways_between |= self.ways()
+                arrays = arrays_in(self.state)
+                self.ways_of_arrays |= {way for way, a in arrays if content(a) in self.contents}
         self._take(self.pipeline.flush())
 
     def _take(self, results):
         for result in results:
             self.state.first.take(result)
+            self._note_arrays([result.image, result.depth_m, result.confidence])
             self.ever.poses += [
                 result.T_map_camera[:3],
                 (result.T_odom_map @ result.T_map_camera)[:3],
@@ -169,6 +208,12 @@ class Run:
                 if topic == "window":
                     self.heard.append((message, self._now(result)))
         self.ever.look()
+        table = self.pipeline.map.table
+        for row in (*table.shared.values(), *table.keyframes.values()):
+            self._note_arrays([row.view.image, *row.arrays])
+
+    def _note_arrays(self, arrays):
+        self.contents |= {content(a) for a in arrays if a is not None and a.size >= LARGE}
 
     def _now(self, result):
         """Where the map has shared views and the newest frame, by their stamps."""
@@ -216,6 +261,12 @@ def test_no_other_object_keeps_a_pose_of_the_map(run):
 def test_each_exception_is_one(run):
     ways = run.ways_between | run.ways()
     assert {end for end in EXCEPTIONS if not any(way.endswith(end) for way in ways)} == set()
+
+
+def test_no_other_object_keeps_an_array_of_a_view_without_a_reason(run):
+    found = run.ways_of_arrays
+    assert {way for way in found if not way.endswith(tuple(ARRAYS))} == set()
+    assert {end for end in ARRAYS if not any(way.endswith(end) for way in found)} == set()
 
 
 def test_what_follows_the_map_has_its_poses_of_now(run):
