@@ -155,6 +155,7 @@ def push_and_wait(pipeline, frame):
     return results
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_lens_is_corrected_once_where_its_job_is_late(walk, monkeypatch):
     """No job begins of keyframes that are without a correction that is known already."""

@@ -171,6 +171,7 @@ def test_a_mount_that_slips_is_named_once_for_each_kind_of_fault(caplog):
     assert tilt(up, level(frames[-1])) < 2.0
 
 
+@pytest.mark.long
 def test_a_small_slip_tilts_no_frame_for_long():
     """It is named before gravity follows it, though rotations still agree."""
     mount = np.eye(4)
@@ -184,7 +185,7 @@ def test_a_small_slip_tilts_no_frame_for_long():
 
 
 def test_late_stamps_are_named_once_with_the_remedy(caplog):
-    run(late_s=0.08, frames=100)
+    run(late_s=0.08, frames=60)
     lines = [m for m in caplog.messages if "imu.time_offset_s" in m]
     assert len(lines) == 1
     assert "ms later than those of the images: subtract 0.0" in lines[0]

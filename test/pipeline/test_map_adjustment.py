@@ -45,7 +45,7 @@ def often():
 @pytest.fixture(scope="module")
 def walk():
     camera = SyntheticCamera(103, SIZE, walk="strafe", frames=FRAMES, rate_hz=6)
-    return camera, [camera[i] for i in range(32)]
+    return camera, [camera[i] for i in range(28)]
 
 
 @pytest.fixture(scope="module")

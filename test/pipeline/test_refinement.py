@@ -114,6 +114,7 @@ def test_nothing_is_detected_ahead_without_refinement(walk, monkeypatch):
     run(walk, frames=walk[1][:4], **{"refinement.enabled": False})
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("solved_each_time")
 def test_the_same_frames_give_the_same_results(walk, refined):
     for one, other in zip(refined[1], run(walk)[1], strict=True):

@@ -55,11 +55,11 @@ def lens_of(views):
 
 @pytest.mark.parametrize(
     "lens",
-    [
-        Lens(focal=np.log(1 / 1.05)), Lens(focal=np.log(1.1)), Lens(k1=-0.1), Lens(k1=0.08),
-        Lens(np.log(0.96), 0.012, -0.008, -0.08, 0.02),
-    ],
-    ids=("long", "short", "barrel", "pincushion", "all"),
+    long_after(3, [
+        Lens(np.log(0.96), 0.012, -0.008, -0.08, 0.02), Lens(focal=np.log(1 / 1.05)),
+        Lens(k1=-0.1), Lens(focal=np.log(1.1)), Lens(k1=0.08),
+    ]),
+    ids=("all", "long", "barrel", "short", "pincushion"),
 )  # fmt: skip
 def test_a_lens_that_is_not_as_stated_is_measured(lens):
     found = lens_of(keyframes(lens))

@@ -62,7 +62,7 @@ def live(monkeypatch):
 
 def test_cleanup_waits_for_the_window_and_frees_it(live):
     alive = len(threads("da3-worker"))
-    for _ in range(3):
+    for _ in range(2):
         assert live.change(CONFIGURE, ACTIVATE)
         network = weakref.ref(live.networks[-1])
         assert len(threads("da3-worker")) == len(threads("da3-publisher")) == alive + 1
