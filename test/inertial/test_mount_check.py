@@ -23,7 +23,7 @@ def checked(walk, change=lambda s: s, bend_deg=0.0, each=lambda check: None):
     return check
 
 
-@pytest.mark.parametrize("kind", ["carried", "drone", "handheld", "loop", "still"])
+@pytest.mark.parametrize("kind", long_after(3, ["carried", "loop", "still", "drone", "handheld"]))
 def test_a_sound_imu_has_no_fault(kind):
     for seed in range(3):
         check = checked(InertialWalk(kind, seed, 15, rotation_deg=0.1))

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from support.cases import long_after
 from support.streams import as_messages, stream_of
 
 from da3_ros.keyframe_store import recorder
@@ -95,7 +96,7 @@ def test_a_map_that_is_off_stores_nothing_and_says_so(tmp_path, caplog):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("part", ["folder", "journal"])
+@pytest.mark.parametrize("part", long_after(1, ["folder", "journal"]))
 def test_a_disk_that_is_full_at_the_start_pauses_storing(tmp_path, monkeypatch, caplog, part):
     """The node starts, and stores as soon as there is room."""
 

@@ -125,7 +125,7 @@ def test_the_stated_uncertainty_grows_while_nothing_is_seen(fault):
         assert (np.diff(variances, axis=0) > 0).all()
 
 
-@pytest.mark.parametrize("fault", long_after(3, ALONE))
+@pytest.mark.parametrize("fault", long_after(1, ALONE))
 def test_no_pose_is_invented_before_the_first_image(fault):
     pipeline, results, _ = faulty_run(fault, start=0)
     assert [bool(r.blind) for r in results] == [True] * LENGTH + [False] * (22 - LENGTH)

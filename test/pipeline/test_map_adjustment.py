@@ -580,6 +580,7 @@ def test_a_loop_has_a_say_between_its_ends():
     np.testing.assert_allclose(np.diag(priors.root[0])[3:], 1 / 0.03)
 
 
+@pytest.mark.long
 def test_all_keyframes_count_after_a_loop(small_walk, monkeypatch):
     monkeypatch.setattr(map_adjustment, "NEWEST", 4)
     counts = []

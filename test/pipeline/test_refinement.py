@@ -76,6 +76,7 @@ def test_every_window_but_the_first_is_refined(refined):
     assert all(0 < r.window.reprojection_px < 2 for r in results[1:])
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("solved_each_time")
 def test_features_that_are_detected_ahead_change_nothing(walk, refined, monkeypatch):
     """Those of each window but the first two, and of frames that begin before they are pushed."""

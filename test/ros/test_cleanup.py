@@ -141,6 +141,7 @@ def test_cleanup_waits_for_one_window_of_a_compiled_warm_up(monkeypatch):
         assert network.rehearsals == 1
 
 
+@pytest.mark.long
 def test_shutdown_waits_for_the_window_too(live):
     assert live.change(CONFIGURE, ACTIVATE)
     live.show()
