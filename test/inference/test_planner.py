@@ -240,7 +240,9 @@ def test_a_plan_of_another_kind_is_one_clear_error(full, changes, said):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["da3-tiny", "da3-small", "da3-giant", "da3metric-large"])
+@pytest.mark.parametrize(
+    "model", long_after(2, ["da3-small", "da3metric-large", "da3-tiny", "da3-giant"])
+)
 @pytest.mark.parametrize("dtype", long_after(1, [torch.bfloat16, torch.float32, torch.int8]))
 def test_blocks_counted_once_need_what_each_of_them_needs(monkeypatch, model, dtype):
     shapes = [

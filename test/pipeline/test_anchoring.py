@@ -141,6 +141,7 @@ def test_a_wrong_tag_is_named_and_not_followed(truth, caplog):
     assert "it is not followed" in line
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_positions_alone_give_a_level_map_its_heading(truth, caplog):
     """As GNSS does: nothing moves until the way is long enough."""

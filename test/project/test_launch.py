@@ -314,8 +314,7 @@ def parameters_of(rt, node, name, names):
 def test_node_is_active_on_the_file_and_parameters_win(ros_testing):
     rt = ros_testing
     domain = rt.domain()
-    single = ("model:=da3-tiny", "checkpoint:=random", "process_res:=140", "backend:=torch",
-              "mixed_precision:=off")  # fmt: skip
+    single = ("model:=da3-tiny", "checkpoint:=random", "process_res:=140", "backend:=torch")
     command = ["--params-file", str(CONFIG), *(part for p in single for part in ("-p", p))]
     environment = rt.environment(domain)
     with (
@@ -331,7 +330,6 @@ def test_node_is_active_on_the_file_and_parameters_win(ros_testing):
         assert process.stop(signal.SIGINT, timeout_s=20.0) == 0
     expected = file_values() | {
         "model": "da3-tiny", "checkpoint": "random", "process_res": 140, "backend": "torch",
-        "mixed_precision": "off",
     }  # fmt: skip
     values = {n: list(v) if hasattr(v, "tolist") else v for n, v in values.items()}
     # ROS knows no type of an empty list in a file.

@@ -24,7 +24,7 @@ MOST_FORWARDERS = 14
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("words", long_after(2, reversed(MOST)))
+@pytest.mark.parametrize("words", long_after(1, reversed(MOST)))
 def test_a_frame_crosses_no_more_than_it_did(words):
     done = programs.run(TOOL, *words.split(), "--order", "--json")
     assert done.returncode == 0, done.stderr

@@ -27,7 +27,6 @@ def large_scene(points):
     return Snapshot((Submap(0, 0, place, cloud),), Poses.of([pose]), 0, False, np.eye(4))
 
 
-@pytest.mark.long
 def test_the_stream_goes_on_while_a_scene_is_written_as_it_was(tmp_path):
     camera, frames = camera_frames(4)
     with waiting_rig(tmp_path) as rig:
