@@ -16,7 +16,7 @@ from da3_ros.replay.results import ReplayOptions
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.rig import rig_mount
 
-FRAMES, NAMES = 8, ("front", "left")
+FRAMES, NAMES = 12, ("front", "left")
 PARAMETERS = (
     "model:=da3-tiny", "checkpoint:=random", "process_res:=84", "window.size:=5",
     "mixed_precision:=off", "backend:=torch", "cameras:=[front, left]", "odom_frame:=map",
