@@ -43,6 +43,7 @@ def test_a_way_that_a_network_bends_is_no_fault_of_the_imu(seed, rotation_deg, b
     assert said == {""}
 
 
+@pytest.mark.long
 def test_a_time_offset_that_noise_shows_is_not_stated():
     """Where rates hardly change, the least residual is where noise has one."""
     known = []

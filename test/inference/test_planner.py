@@ -158,7 +158,7 @@ def test_a_lossy_plan_uses_most_of_the_budget(cpu, full):
     assert 0.9 * budget < plan.predicted <= budget
 
 
-@pytest.mark.parametrize("image", [(640, 480), (480, 640)])
+@pytest.mark.parametrize("image", long_after(1, [(640, 480), ((480, 640),)]))
 def test_every_reduction_keeps_the_method(cpu, image):
     asked = request(process_res_method=LOWER_BOUND, process_res=392, image=image)
     full = make_plan(cpu, asked, 100 * GIB)
@@ -197,7 +197,7 @@ def test_nothing_fits_and_the_error_names_what_would(cpu):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", long_after(3, [
+@pytest.mark.parametrize("changes", long_after(2, [
     {"process_res": 112, "window": 2, "lower_precision": torch.bfloat16}, {"poses": True},
     {"window": 4, "new": 3}, {}, {"lower_precision": torch.bfloat16},
     {"process_res": 112, "window": 2}, {"precision": torch.int8},

@@ -179,6 +179,7 @@ def test_a_lens_is_corrected_once_where_its_job_is_late(walk, monkeypatch):
     assert wrong_px(pipeline.builder.calibration(""), camera) < 0.4 * wrong_px(wrong, camera)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_lens_that_cannot_be_taken_over_and_a_check_that_fails_are_said(
     short_walk, monkeypatch, caplog

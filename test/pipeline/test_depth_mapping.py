@@ -367,6 +367,7 @@ def test_nothing_is_measured_in_a_read_only_map(tmp_path, monkeypatch):
         assert len(scene.measured) == so_far.measured > before / 2
 
 
+@pytest.mark.long
 def test_no_more_is_measured_at_the_end_than_there_is_time_for(monkeypatch):
     pipeline, (camera, frames) = opened(), walk()
     for f in frames[:15]:

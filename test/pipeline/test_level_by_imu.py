@@ -368,6 +368,7 @@ def test_an_imu_with_a_known_fault_is_not_used(caplog, monkeypatch):
     assert not pipeline.loops._graph.problem(metric=True).ups
 
 
+@pytest.mark.long
 def test_a_map_is_not_levelled_by_frames_whose_place_in_it_is_unknown():
     """After a jump of the stamps, by a camera that was tilted meanwhile: its component is not
     connected, and knows better what is up."""

@@ -145,6 +145,7 @@ def test_frames_that_repeat_exactly_stand_still(walk):
     assert np.abs(positions - positions[0]).max() < 0.01 * depth
 
 
+@pytest.mark.long
 def test_windows_without_time_for_tracks_do_not_count_as_windows_without(walk):
     """A refused window moves nothing where most windows have tracks: those that were looked at."""
     pipeline, _ = run(walk, live=True, **{"refinement.max_ms": 0.01})

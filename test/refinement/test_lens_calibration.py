@@ -142,6 +142,7 @@ def test_tracks_that_fit_no_lens_well_leave_the_focal_length_alone():
     assert lens_of(noisy(keyframes(Lens(focal=np.log(1.1))), 0.35)) is None
 
 
+@pytest.mark.long
 def test_tracks_that_fit_no_lens_well_still_show_what_is_radial():
     found = lens_of(noisy(keyframes(Lens(centre_y=0.01, k1=-0.12)), 0.35))
     assert found.lens.k1 == pytest.approx(-0.12, abs=0.05)

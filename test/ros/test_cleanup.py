@@ -127,6 +127,7 @@ class Rehearsing(InferenceSession):
         assert self.go.wait(HELD_S)
 
 
+@pytest.mark.long
 def test_cleanup_waits_for_one_window_of_a_compiled_warm_up(monkeypatch):
     camera, frames = camera_frames(1)
     with LiveNode(monkeypatch, camera, frames, Rehearsing) as live:

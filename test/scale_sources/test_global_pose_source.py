@@ -102,6 +102,7 @@ def test_a_stretch_without_noise_gives_the_scale_also_on_a_line_and_beside_the_b
     assert found.chance == pytest.approx(1)
 
 
+@pytest.mark.long
 def test_what_a_stretch_states_is_its_error():
     sigmas = (0.5, 0.5, 1.0)
     found = [fit_stretch(fixes(circle(60), sigmas, seed)) for seed in range(200)]
