@@ -130,13 +130,13 @@ def test_frames_do_not_wait_for_the_disk(tmp_path, monkeypatch):
     stream, host = stream_in(tmp_path, **{"map.max_points": 2000})
     monkeypatch.setattr(os, "pwrite", slow(write))
     monkeypatch.setattr(JournalWriter, "append", slow(append))
-    shown(stream, host, frames=16)
-    assert stream.frame_counts.processed == 16
+    shown(stream, host, frames=11)
+    assert stream.frame_counts.processed == 11
     assert stream.pipeline.counters["keyframes_not_stored"] > 0
     assert stream.pipeline.map.points._disk._moves  # and points wait
     go_on.set()
     assert stream.finish_recording(30)
-    assert stored(tmp_path / "night" / "000001")[0] == 16
+    assert stored(tmp_path / "night" / "000001")[0] == 11
 
 
 @pytest.mark.long

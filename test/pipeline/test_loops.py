@@ -306,16 +306,16 @@ def test_covariance_falls_at_loops_and_not_in_odometry(closed):
     assert all(np.linalg.eigvalsh(r.covariance_map).min() > 0 for r in results)
 
 
-def test_covariance_is_in_the_axes_of_the_map(wide_ring):
+def test_covariance_is_in_the_axes_of_the_map(ring):
     """A correction by a loop turns the map against odometry."""
-    pipeline, _ = run(wide_ring[:20], DescribedTruth(wide_ring), **{"loop.enabled": False})
+    pipeline, _ = run(ring[:20], DescribedTruth(ring), **{"loop.enabled": False})
     T = np.eye(4)
     T[:3, :3] = Rotation.from_rotvec([0, 0, np.pi / 2]).as_matrix()
     pipeline.map.table.set_poses({}, Similarity.from_pose(T))
-    K = wide_ring[0].K.copy()
+    K = ring[0].K.copy()
     K[:2, 2] -= 0.5
     black, lens = np.zeros((*SIZE[::-1], 3), np.uint8), Calibration(*SIZE, K)
-    (result,) = pipeline.push(Frame(wide_ring[20].stamp_ns, black, calibration=lens))
+    (result,) = pipeline.push(Frame(ring[20].stamp_ns, black, calibration=lens))
     there = np.kron(np.eye(2), T[:3, :3])
     np.testing.assert_allclose(
         result.covariance_map, there @ result.covariance_odom @ there.T, rtol=1e-6, atol=1e-12
@@ -418,8 +418,8 @@ def test_a_correction_holds_its_loops_and_covariance(closed):
     assert (np.diag(found.covariance) < 0.5 * np.diag(alone.covariance)).all()
 
 
-def test_reset_forgets_loops(wide_ring):
-    pipeline, _ = run(wide_ring[:10], DescribedTruth(wide_ring))
+def test_reset_forgets_loops(ring):
+    pipeline, _ = run(ring[:10], DescribedTruth(ring))
     moved = Similarity(2.0, np.eye(3), np.ones(3))
     pipeline.map.table.set_poses({}, moved)  # as a loop leaves it
     pipeline.reset()
