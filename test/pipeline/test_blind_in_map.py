@@ -11,7 +11,7 @@ from support.sessions import LATER, errors, later, opened, push, resumed, saved
 
 from da3_ros.types import Calibration, Frame
 
-FRAMES = 110
+FRAMES = 160
 SIGHT = {"hold_when_blind": True}
 DARK = 4
 
