@@ -133,6 +133,19 @@ def solved_once():
         yield adjust, search
 
 
+@pytest.fixture(autouse=True, scope="session")
+def random_networks_once():
+    """Networks of random weights are copies of the first of their kind in this process."""
+    from support.networks import EmptyNetworks, RandomWeights
+
+    from da3_ros.inference import loading
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "empty_network", EmptyNetworks(loading.empty_network))
+        patch.setattr(loading, "initialize_randomly", RandomWeights(loading.initialize_randomly))
+        yield
+
+
 @pytest.fixture
 def solved_each_time(solved_once):
     """For tests of how long it takes, and of whether it gives the same each time."""

@@ -165,6 +165,7 @@ def test_memory_is_bounded_and_what_is_left_can_be_neighbours():
     assert max(sizes[KEPT:]) < 1.2 * sizes[KEPT - 1]
 
 
+@pytest.mark.long
 def test_keyframes_without_pose_or_neighbours_keep_their_depth():
     log, (ones, poses, _) = Log(), keyframes()
     log.poses = lambda k: None if k.id == 1 else poses[0] if k.id == 2 else poses[k.id]

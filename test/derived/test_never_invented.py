@@ -92,7 +92,7 @@ PARTS = {
 }  # the largest share that may be called measured
 
 
-@pytest.mark.parametrize("name", long_after(5, PARTS))
+@pytest.mark.parametrize("name", long_after(3, PARTS))
 def test_what_deceives_is_not_measured(name):
     part, most = PARTS[name]
     views, truth, given, masks = scene(part)

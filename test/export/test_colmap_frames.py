@@ -27,7 +27,7 @@ from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.truth import TruthSession
 from da3_ros.types import DenseDepth
 
-SIZE, FRAMES = (280, 210), 14
+SIZE, FRAMES = (280, 210), 10
 DEPTH_SIZE = (56, 42)  # of the scenes that are written here
 UNIT = 1.5  # of their map per unit of their submap
 

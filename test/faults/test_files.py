@@ -124,6 +124,7 @@ def test_the_service_reports_an_export_folder_that_is_a_file(ros, tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
+@pytest.mark.long
 def test_damaged_or_foreign_checkpoint_is_one_line(ros, tmp_path):
     """The error is one line, and the node waits for another checkpoint."""
     from lifecycle_msgs.msg import Transition

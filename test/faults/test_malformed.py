@@ -18,11 +18,12 @@ from da3_ros.sensors.rectifier import Rectifier
 from da3_ros.types import Calibration
 
 
-def test_decoder_refuses_or_decodes_whatever_comes():
-    done = try_decoder(RosbagsLibrary(), seed=1, count=1500)
-    assert done["tried"] == 1500
-    assert done["refused"] + done["decoded"] == 1500, "a refusal is one line"
-    assert min(done["refused"], done["decoded"]) > 300
+@pytest.mark.parametrize("count", long_after(1, [400, 1500]))
+def test_decoder_refuses_or_decodes_whatever_comes(count):
+    done = try_decoder(RosbagsLibrary(), seed=1, count=count)
+    assert done["tried"] == count
+    assert done["refused"] + done["decoded"] == count, "a refusal is one line"
+    assert min(done["refused"], done["decoded"]) > count / 5
 
 
 def test_rectifier_refuses_or_rectifies_any_calibration():
@@ -79,7 +80,7 @@ def ros():
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("count", long_after(1, [100, 300]))
+@pytest.mark.parametrize("count", long_after(1, [50, 300]))
 def test_live_node_survives_and_counts_every_frame(ros, count):
     camera, frames = ros.camera_frames(4, rate_hz=2)
     with ros.Rig(camera_info_timeout_s=0.0) as rig:

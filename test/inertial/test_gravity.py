@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from support.cases import long_after
 from support.inertial import UNIT, InertialWalk
 
 from da3_ros.inertial.gravity import GravityFilter, noise_of
@@ -37,7 +38,7 @@ def test_up_is_known_to_a_degree_in_seconds_with_metres(kind):
         np.testing.assert_allclose(np.linalg.norm(found[-1].up_local), 1.0)
 
 
-@pytest.mark.parametrize("kind", ["carried", "drone", "handheld"])
+@pytest.mark.parametrize("kind", long_after(1, ["carried", "drone", "handheld"]))
 def test_without_metres_up_needs_longer(kind):
     for seed in range(2):
         walk = InertialWalk(kind, seed, 20, noise=CALIBRATED)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
+from support.cases import long_after
 from support.inertial import BODY, InertialWalk, rover
 
 from da3_ros.inertial.mount_check import MountCheck
@@ -22,7 +23,7 @@ def checked(walk, change=lambda s: s, bend_deg=0.0, each=lambda check: None):
     return check
 
 
-@pytest.mark.parametrize("kind", ["carried", "drone", "handheld", "loop", "still"])
+@pytest.mark.parametrize("kind", long_after(3, ["carried", "loop", "still", "drone", "handheld"]))
 def test_a_sound_imu_has_no_fault(kind):
     for seed in range(3):
         check = checked(InertialWalk(kind, seed, 15, rotation_deg=0.1))
@@ -33,7 +34,7 @@ def test_a_sound_imu_has_no_fault(kind):
 
 @pytest.mark.parametrize("bend_deg", [0.0, 0.012])
 @pytest.mark.parametrize("rotation_deg", [0.0, 0.05])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", long_after(1, [0, 1]))
 def test_a_way_that_a_network_bends_is_no_fault_of_the_imu(seed, rotation_deg, bend_deg):
     """A slow circle: it turns evenly about the vertical, as a bias does, and hardly about another
     axis, so that little looks like a wrong mount."""
@@ -42,6 +43,7 @@ def test_a_way_that_a_network_bends_is_no_fault_of_the_imu(seed, rotation_deg, b
     assert said == {""}
 
 
+@pytest.mark.long
 def test_a_time_offset_that_noise_shows_is_not_stated():
     """Where rates hardly change, the least residual is where noise has one."""
     known = []
@@ -109,7 +111,7 @@ def test_a_mount_that_slips_is_named_by_its_angle_within_seconds(slips, axis, tu
 
 
 @pytest.mark.parametrize("then", ["is mended", "stands", "turns evenly", "goes on"])
-@pytest.mark.parametrize("degrees", [12, 90])
+@pytest.mark.parametrize("degrees", long_after(1, [90, 12]))
 def test_a_named_mount_stays_until_rotations_contradict_it(then, degrees):
     """A camera that stands, or turns evenly about one axis, shows no mount."""
     stated = BODY.copy()

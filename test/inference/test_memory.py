@@ -911,7 +911,7 @@ def test_a_correction_without_a_fitting_plan_keeps_the_old_one(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("poses", [False, True])
+@pytest.mark.parametrize("poses", long_after(1, [True, False]))
 def test_a_warm_up_leaves_no_trace(poses):
     session, plain = (
         InferenceSession(

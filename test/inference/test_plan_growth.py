@@ -7,6 +7,7 @@ import logging
 import numpy as np
 import pytest
 import torch
+from support.cases import long_after
 
 from da3_ros.inference import BudgetError, InferenceConfig, InferenceSession
 from da3_ros.inference import memory_governor as governor
@@ -159,7 +160,7 @@ def reduced_session(monkeypatch, full_gb, **changes):
     return session, gpu
 
 
-@pytest.mark.parametrize("network", [False, True])
+@pytest.mark.parametrize("network", long_after(1, [False, True]))
 def test_a_plan_grows_to_the_request_when_another_process_ends(
     monkeypatch, full_gb, caplog, network
 ):

@@ -144,7 +144,7 @@ def test_then_16_bits_then_smaller_images_then_fewer_views(cpu):
         lost = (plan.precision != "float32", plan.process_res < 504, plan.window < 8)
         if lost not in order:
             order.append(lost)
-        budget = int(plan.predicted * 0.97)
+        budget = int(plan.predicted * 0.9)
     expected = [
         (False, False, False), (True, False, False), (True, True, False), (True, True, True),
     ]  # fmt: skip
@@ -158,7 +158,7 @@ def test_a_lossy_plan_uses_most_of_the_budget(cpu, full):
     assert 0.9 * budget < plan.predicted <= budget
 
 
-@pytest.mark.parametrize("image", [(640, 480), (480, 640)])
+@pytest.mark.parametrize("image", long_after(1, [(640, 480), ((480, 640),)]))
 def test_every_reduction_keeps_the_method(cpu, image):
     asked = request(process_res_method=LOWER_BOUND, process_res=392, image=image)
     full = make_plan(cpu, asked, 100 * GIB)
@@ -197,7 +197,7 @@ def test_nothing_fits_and_the_error_names_what_would(cpu):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", long_after(3, [
+@pytest.mark.parametrize("changes", long_after(2, [
     {"process_res": 112, "window": 2, "lower_precision": torch.bfloat16}, {"poses": True},
     {"window": 4, "new": 3}, {}, {"lower_precision": torch.bfloat16},
     {"process_res": 112, "window": 2}, {"precision": torch.int8},
@@ -240,7 +240,9 @@ def test_a_plan_of_another_kind_is_one_clear_error(full, changes, said):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["da3-tiny", "da3-small", "da3-giant", "da3metric-large"])
+@pytest.mark.parametrize(
+    "model", long_after(2, ["da3-small", "da3metric-large", "da3-tiny", "da3-giant"])
+)
 @pytest.mark.parametrize("dtype", long_after(1, [torch.bfloat16, torch.float32, torch.int8]))
 def test_blocks_counted_once_need_what_each_of_them_needs(monkeypatch, model, dtype):
     shapes = [

@@ -131,7 +131,7 @@ def test_a_reset_forgets_what_was_chosen_and_counts_it(camera, beside_us, monkey
 
 @pytest.mark.slow
 @pytest.mark.parametrize("new", long_after(1, [2, 1]))
-@pytest.mark.parametrize("failing", [(), (2,), (2, 3)])
+@pytest.mark.parametrize("failing", long_after(1, [(2, 3), ((),), ((2,),)]))
 def test_images_taken_while_a_window_runs_are_counted(
     camera, beside_us, monkeypatch, new, failing
 ):

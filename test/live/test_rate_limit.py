@@ -51,6 +51,7 @@ def test_without_a_limit_everything_passes():
     assert len(admitted(limit, [0.0] * 1000)) == 1000
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_a_flood_is_dropped_counted_reported_and_kept_in_order():
     pytest.importorskip("rclpy", reason="needs ROS 2: source tools/env.sh or a ROS set-up")

@@ -147,6 +147,7 @@ def test_what_a_pause_has_measured_is_stored_until_later_keyframes_say_more(tmp_
         assert not scene.load_measured(stamps[newest.keyframe.stamp_ns]).measured.any()
 
 
+@pytest.mark.long
 def test_a_camera_that_pauses_at_each_keyframe_does_not_fill_the_disk(tmp_path, monkeypatch):
     """Each pause measures all keyframes of now again; stored is what says much more."""
     stored, measure = Counter(), KeyframeRecorder.measure

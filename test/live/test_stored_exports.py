@@ -137,7 +137,7 @@ def test_the_percentage_never_goes_back(tmp_path, exports, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "at", long_after(2, ["fusing", "writing", "finding blocks", "extracting"])
+    "at", long_after(1, ["writing", "fusing", "finding blocks", "extracting"])
 )
 def test_a_cancelled_mesh_leaves_no_file(tmp_path, exports, at):
     stream, _ = stream_in(tmp_path)

@@ -257,7 +257,7 @@ def broken(prediction, kind, factor, other):
 @pytest.mark.slow
 @pytest.mark.parametrize("factor", long_after(1, [0.7, 1.4]))
 @pytest.mark.parametrize(
-    "kind", ["left half", "upper half", "turned views", "moved views", "glued"]
+    "kind", long_after(3, ["left half", "turned views", "glued", "upper half", "moved views"])
 )
 def test_windows_with_a_broken_half_are_refused(frames, kind, factor):
     """Half of what is shared agrees very well: only what is left over shows it."""

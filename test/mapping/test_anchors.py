@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
+from support.cases import long_after
 
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.geometry.similarity import IDENTITY, Similarity
@@ -233,7 +234,7 @@ def test_a_way_is_as_uncertain_as_the_scale_beside_its_own_errors():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["tags", "gnss"])
+@pytest.mark.parametrize("kind", long_after(1, ["tags", "gnss"]))
 def test_errors_are_as_large_as_stated(kind):
     """NEES of the newest node's position and rotation, over seeds."""
     sigmas, at = (TAG, (0, 9)) if kind == "tags" else (GNSS, range(0, COUNT, 2))

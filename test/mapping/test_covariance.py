@@ -404,6 +404,7 @@ def test_the_message_has_the_axes_of_the_map(walk):
         np.testing.assert_allclose(diagonal, factor * np.array([3, 1, 2, 6, 4, 5]), atol=1e-12)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_standing_camera_teaches_no_noise(walk):
     """A network makes the same error of the same picture: agreement of windows proves nothing."""

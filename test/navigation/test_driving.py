@@ -66,7 +66,7 @@ def frame(depth, T, number):
 
 
 HIGH, LOW = camera_at(1.0, 10.0), camera_at(0.3)
-GONE = long_after(3, [
+GONE = long_after(1, [
     (1.5, 3.0, HIGH), (3.5, 4.3, LOW), (3.6, 50.0, LOW), (3.6, 50.0, HIGH), (3.5, 4.3, HIGH),
     (1.5, 50.0, LOW), (1.5, 50.0, HIGH), (1.5, 3.0, LOW),
 ])  # fmt: skip

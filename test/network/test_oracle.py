@@ -60,7 +60,7 @@ def test_small_equals_the_reference_for_every_strategy(seed, counts, record_prop
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "shape"),
-    long_after(2, [("da3-small", "tall"), ("da3-base", "wide"), ("da3-small", "wide"),
+    long_after(1, [("da3-small", "tall"), ("da3-base", "wide"), ("da3-small", "wide"),
                    ("da3-base", "tall")]),
 )  # fmt: skip
 def test_full_model_equals_the_reference(model, shape, record_property):

@@ -141,6 +141,7 @@ def test_a_wrong_tag_is_named_and_not_followed(truth, caplog):
     assert "it is not followed" in line
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_positions_alone_give_a_level_map_its_heading(truth, caplog):
     """As GNSS does: nothing moves until the way is long enough."""
@@ -197,6 +198,7 @@ def test_of_two_that_contradict_each_other_none_is_called_wrong(truth):
     assert pipeline.counters["anchors_wrong"] == 1
 
 
+@pytest.mark.long
 def test_a_right_one_that_was_outnumbered_counts_again(truth, caplog):
     """Two readings of a wrong tag agree; the ones after them decide."""
     given = tags(truth, (4, 9, 14, 20, 26, 32), np.random.default_rng(7), wrong=(9, 14))
@@ -293,6 +295,7 @@ def run_unsure(truth, anchors, common, each, noise=CALM):
     return run(truth, anchors, pipeline=pipeline)
 
 
+@pytest.mark.long
 def test_a_new_scale_moves_no_published_pose_away_from_where_anchors_hold_it(truth):
     """The map's origin is 36 m away: in the window of another scale, poses would be off by a
     per cent of that."""
@@ -387,6 +390,7 @@ def test_an_anchor_of_two_cameras_of_different_stamps_counts_once(early):
     assert anchoring.counters == Counter(anchors=1)
 
 
+@pytest.mark.long
 def test_poses_that_wait_when_stamps_jump_back_are_not_of_the_time_after(truth):
     """That of a frame that has not come yet waits; a later one of its stamp is another."""
     late = [anchor(truth[35], np.random.default_rng(8), (4, 3, 0))]

@@ -125,7 +125,7 @@ def test_the_stated_uncertainty_grows_while_nothing_is_seen(fault):
         assert (np.diff(variances, axis=0) > 0).all()
 
 
-@pytest.mark.parametrize("fault", long_after(3, ALONE))
+@pytest.mark.parametrize("fault", long_after(1, ALONE))
 def test_no_pose_is_invented_before_the_first_image(fault):
     pipeline, results, _ = faulty_run(fault, start=0)
     assert [bool(r.blind) for r in results] == [True] * LENGTH + [False] * (22 - LENGTH)
@@ -136,6 +136,7 @@ def test_no_pose_is_invented_before_the_first_image(fault):
     assert len(pipeline.map.table.path) == 22 - LENGTH
 
 
+@pytest.mark.long
 def test_results_are_the_same_without_the_blind_images(monkeypatch):
     """The network never sees them, and nothing learns from them."""
     _, frames = walk()
@@ -391,7 +392,7 @@ def test_refused_windows_are_published_where_nothing_is_held():
     assert [r.id for r in results if not r.window.aligned] == [START, START + 1]
 
 
-@pytest.mark.parametrize("skipped", [False, True])
+@pytest.mark.parametrize("skipped", long_after(1, [True, False]))
 def test_after_refused_windows_one_without_tracks_that_fits_goes_on(monkeypatch, skipped):
     """They are no gap, after which tracks would have to find the camera."""
     _, frames = walk(size=bench_blind.SIZE)

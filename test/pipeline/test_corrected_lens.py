@@ -71,9 +71,15 @@ def way_error(pipeline, true):
 
 
 @pytest.fixture(scope="module")
-def corrected(walk):
+def short_walk(walk):
+    """Until a little after the first correction."""
+    return walk[0], walk[1][:24]
+
+
+@pytest.fixture(scope="module")
+def corrected(short_walk):
     """A run with a focal length that is stated too long."""
-    return run(walk, stated(walk[0].calibration, **LONG))
+    return run(short_walk, stated(short_walk[0].calibration, **LONG))
 
 
 @pytest.mark.long
@@ -107,8 +113,8 @@ def test_a_camera_info_that_does_not_fit_the_images_is_corrected(walk, fault, le
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_frames_that_were_prepared_ahead_are_prepared_again(walk, corrected):
-    _, results = run(walk, stated(walk[0].calibration, **LONG), ahead=True)
+def test_frames_that_were_prepared_ahead_are_prepared_again(short_walk, corrected):
+    _, results = run(short_walk, stated(short_walk[0].calibration, **LONG), ahead=True)
     for a, b in zip(corrected[1], results, strict=True):
         np.testing.assert_array_equal(a.K, b.K)
         np.testing.assert_array_equal(a.T_map_camera, b.T_map_camera)
@@ -125,9 +131,9 @@ def test_a_right_camera_info_stays(walk):
 
 
 @pytest.mark.slow
-def test_another_camera_info_is_taken_as_it_is(walk, corrected):
+def test_another_camera_info_is_taken_as_it_is(short_walk, corrected):
     """As after a new calibration by the user: what was found belongs to the old one."""
-    camera, true = walk
+    camera, true = short_walk
     pipeline, results = corrected
     assert results[-1].K[0, 0] != results[0].K[0, 0]
     late = dataclasses.replace(true[-1], stamp_ns=true[-1].stamp_ns + 10**9)
@@ -155,6 +161,7 @@ def push_and_wait(pipeline, frame):
     return results
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_lens_is_corrected_once_where_its_job_is_late(walk, monkeypatch):
     """No job begins of keyframes that are without a correction that is known already."""
@@ -172,11 +179,12 @@ def test_a_lens_is_corrected_once_where_its_job_is_late(walk, monkeypatch):
     assert wrong_px(pipeline.builder.calibration(""), camera) < 0.4 * wrong_px(wrong, camera)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_lens_that_cannot_be_taken_over_and_a_check_that_fails_are_said(
-    walk, monkeypatch, caplog
+    short_walk, monkeypatch, caplog
 ):
-    camera, _ = walk
+    camera, _ = short_walk
     checked = []
 
     def check(views, matches):
@@ -188,7 +196,7 @@ def test_a_lens_that_cannot_be_taken_over_and_a_check_that_fails_are_said(
     monkeypatch.setattr(map_adjustment, "MORE", 1.0)
     monkeypatch.setattr(map_adjustment, "measured_lens", check)
     monkeypatch.setattr(window_builder, "corrected_calibration", lambda *_, **__: None)
-    pipeline, results = run(walk, camera.calibration)
+    pipeline, results = run(short_walk, camera.calibration)
     assert len(checked) >= 2
     assert pipeline.counters["lenses_refused"] == 1
     assert pipeline.counters["map_adjustments_failed"] == len(checked) - 1

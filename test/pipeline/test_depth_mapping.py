@@ -11,6 +11,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
+from support.cases import long_after
 from support.pipelines import to_frame
 
 from da3_ros.config import DenseConfig, DepthConfig, config_from_parameters
@@ -114,11 +115,12 @@ def test_no_keyframe_waits_at_the_end():
 
 
 def test_published_depth_is_corrected_where_the_images_agree_better(monkeypatch):
-    corrected_frame, others = SceneMap.corrected, []
+    corrected_frame, others, depths = SceneMap.corrected, [], []
 
     def corrected(self, frame):
         """Notes what a frame that is corrected would get in a refused window, or another chain."""
         out = corrected_frame(self, frame)
+        depths.append((frame.depth, out.depth))
         for change in ({"aligned": False}, {"chain": 7}) if out is not frame else ():
             other = dataclasses.replace(frame, window=dataclasses.replace(frame.window, **change))
             others.append(corrected_frame(self, other) is other)
@@ -126,11 +128,13 @@ def test_published_depth_is_corrected_where_the_images_agree_better(monkeypatch)
 
     monkeypatch.setattr(SceneMap, "corrected", corrected)
     camera = SyntheticCamera(SEED, (126, 98), walk="loop", frames=20, rate_hz=10)
-    depths = []
-    for on in (False, True):
-        settings = {"process_res": 126, "window.size": 5, "dense.enabled": on, **TINY}
-        pipeline = Pipeline(config_from_parameters(settings))
-        depths.append([r.depth_m for f in camera for r in pipeline.push(to_frame(camera, f))])
+    settings = {"process_res": 126, "window.size": 5, **TINY}
+    pipeline = Pipeline(config_from_parameters(settings))
+    published = [r.depth_m for f in camera for r in pipeline.push(to_frame(camera, f))]
+    for depth_m, (_, depth) in zip(published, depths, strict=True):  # in another unit
+        known = np.isfinite(depth_m)
+        assert known.any()
+        assert np.ptp(depth_m[known] / depth[known]) < 1e-4
     corrected = pipeline.counters["frames_depth_corrected"]
     assert corrected > 5
     assert all(others)
@@ -141,7 +145,9 @@ def test_published_depth_is_corrected_where_the_images_agree_better(monkeypatch)
         log = np.log(depth / f.depth)[known]
         return np.abs(log - np.median(log)).mean()
 
-    errors = np.array([[error(d, f) for d, f in zip(one, camera, strict=True)] for one in depths])
+    errors = np.array(
+        [[error(d, f) for d in both] for f, both in zip(camera, depths, strict=True)]
+    ).T
     before, after = errors[:, errors[0] != errors[1]]
     assert len(before) == corrected
     assert np.mean(after) < 0.9 * np.mean(before)
@@ -361,6 +367,7 @@ def test_nothing_is_measured_in_a_read_only_map(tmp_path, monkeypatch):
         assert len(scene.measured) == so_far.measured > before / 2
 
 
+@pytest.mark.long
 def test_no_more_is_measured_at_the_end_than_there_is_time_for(monkeypatch):
     pipeline, (camera, frames) = opened(), walk()
     for f in frames[:15]:
@@ -439,7 +446,7 @@ def test_a_job_that_hangs_does_not_hold_up_the_end(monkeypatch):
     assert pipeline.counters["keyframes_depth_skipped"] > 0
 
 
-@pytest.mark.parametrize("what", ["reset", "finish in time", "finish"])
+@pytest.mark.parametrize("what", long_after(2, ["reset", "finish", "finish in time"]))
 def test_a_running_job_is_stopped_where_no_one_waits_for_all_of_it(monkeypatch, what):
     pipeline, (camera, frames), asked = opened(), walk(), []
     running, released = threading.Event(), threading.Event()
@@ -636,7 +643,7 @@ def test_an_interrupted_measurement_is_no_hang(monkeypatch):
     assert pipeline.scene_map.dense.so_far.keyframes > 0
 
 
-@pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize("live", long_after(1, [True, False]))
 def test_a_job_that_fails_as_a_whole_costs_no_window(monkeypatch, caplog, live):
     """Nothing is measured, no window breaks, and memory stays bounded."""
 

@@ -132,6 +132,7 @@ def test_a_turn_in_the_dark_is_bridged():
     assert results[-1].covariance_map is None
 
 
+@pytest.mark.long
 def test_a_pan_that_blurs_all_images_is_bridged():
     pipeline, results, frames = run(fault=blurred)
     dark = results[BEFORE : BEFORE + DARK]

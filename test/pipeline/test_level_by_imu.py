@@ -171,6 +171,7 @@ def test_a_mount_that_slips_is_named_once_for_each_kind_of_fault(caplog):
     assert tilt(up, level(frames[-1])) < 2.0
 
 
+@pytest.mark.long
 def test_a_small_slip_tilts_no_frame_for_long():
     """It is named before gravity follows it, though rotations still agree."""
     mount = np.eye(4)
@@ -184,7 +185,7 @@ def test_a_small_slip_tilts_no_frame_for_long():
 
 
 def test_late_stamps_are_named_once_with_the_remedy(caplog):
-    run(late_s=0.08, frames=100)
+    run(late_s=0.08, frames=60)
     lines = [m for m in caplog.messages if "imu.time_offset_s" in m]
     assert len(lines) == 1
     assert "ms later than those of the images: subtract 0.0" in lines[0]
@@ -367,6 +368,7 @@ def test_an_imu_with_a_known_fault_is_not_used(caplog, monkeypatch):
     assert not pipeline.loops._graph.problem(metric=True).ups
 
 
+@pytest.mark.long
 def test_a_map_is_not_levelled_by_frames_whose_place_in_it_is_unknown():
     """After a jump of the stamps, by a camera that was tilted meanwhile: its component is not
     connected, and knows better what is up."""

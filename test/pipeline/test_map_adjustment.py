@@ -45,7 +45,7 @@ def often():
 @pytest.fixture(scope="module")
 def walk():
     camera = SyntheticCamera(103, SIZE, walk="strafe", frames=FRAMES, rate_hz=6)
-    return camera, [camera[i] for i in range(32)]
+    return camera, [camera[i] for i in range(28)]
 
 
 @pytest.fixture(scope="module")
@@ -580,6 +580,7 @@ def test_a_loop_has_a_say_between_its_ends():
     np.testing.assert_allclose(np.diag(priors.root[0])[3:], 1 / 0.03)
 
 
+@pytest.mark.long
 def test_all_keyframes_count_after_a_loop(small_walk, monkeypatch):
     monkeypatch.setattr(map_adjustment, "NEWEST", 4)
     counts = []

@@ -5,6 +5,7 @@ import types
 
 import numpy as np
 import pytest
+from support.cases import long_after
 from support.pipelines import SIZE, LostSession, settings, to_frame
 
 from da3_ros.geometry.poses import invert_pose
@@ -17,7 +18,7 @@ from da3_ros.synthetic.truth import Noise, TruthSession
 from da3_ros.types import ResizeRule
 
 
-@pytest.fixture(scope="module", params=["straight", "spot", "loop"])
+@pytest.fixture(scope="module", params=long_after(2, ["spot", "loop", "straight"]))
 def walk(request):
     camera = SyntheticCamera(seed=3, size=SIZE, walk=request.param, frames=16)
     return camera, list(camera)

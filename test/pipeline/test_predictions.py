@@ -55,7 +55,7 @@ def arrays(prediction):
 
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_nobody_changes_a_prediction_or_makes_another(name, monkeypatch, tmp_path):
-    camera = SyntheticCamera(seed=3, size=SIZE, walk="loop", frames=10, rate_hz=4.0)
+    camera = SyntheticCamera(seed=3, size=SIZE, walk="loop", frames=7, rate_hz=4.0)
     frames, made = list(camera), []
     session, original = SealedTruth(frames), Prediction.__init__
 

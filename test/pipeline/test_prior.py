@@ -334,7 +334,7 @@ def test_refused_standing_windows_publish_no_metric_depth(stop, source):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", ["fixed", "odometry"])
+@pytest.mark.parametrize("source", long_after(1, ["odometry", "fixed"]))
 def test_a_refused_moving_window_has_the_unit_of_its_motion(stop, source):
     _, _, results = stopped(stop, source, (15,))
     right = slice(results[15].depth_m.shape[1] * 2 // 3, None)  # the half that is not torn

@@ -76,6 +76,7 @@ def test_every_window_but_the_first_is_refined(refined):
     assert all(0 < r.window.reprojection_px < 2 for r in results[1:])
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("solved_each_time")
 def test_features_that_are_detected_ahead_change_nothing(walk, refined, monkeypatch):
     """Those of each window but the first two, and of frames that begin before they are pushed."""
@@ -114,6 +115,7 @@ def test_nothing_is_detected_ahead_without_refinement(walk, monkeypatch):
     run(walk, frames=walk[1][:4], **{"refinement.enabled": False})
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("solved_each_time")
 def test_the_same_frames_give_the_same_results(walk, refined):
     for one, other in zip(refined[1], run(walk)[1], strict=True):
@@ -143,6 +145,7 @@ def test_frames_that_repeat_exactly_stand_still(walk):
     assert np.abs(positions - positions[0]).max() < 0.01 * depth
 
 
+@pytest.mark.long
 def test_windows_without_time_for_tracks_do_not_count_as_windows_without(walk):
     """A refused window moves nothing where most windows have tracks: those that were looked at."""
     pipeline, _ = run(walk, live=True, **{"refinement.max_ms": 0.01})

@@ -68,7 +68,9 @@ def off(walk, results, first):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("new", long_after(1, [1, 3]))
-@pytest.mark.parametrize("sizes", [{0: 140, 4: 84}, {0: 84, 4: 140}, {0: 140, 2: 84, 5: 112}])
+@pytest.mark.parametrize(
+    "sizes", long_after(1, [{0: 140, 2: 84, 5: 112}, {0: 140, 4: 84}, {0: 84, 4: 140}])
+)
 def test_a_changed_plan_joins_the_scene_at_the_new_size(walk, sizes, new):
     camera, frames = walk
     session = Budgeted(frames, sizes)

@@ -47,6 +47,7 @@ def test_metres_by_the_imu_are_those_of_one_cameras_path(blink):
     np.testing.assert_allclose(found, 1.0, atol=0.05)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_another_camera_takes_over_if_the_first_one_stays_covered():
     walk = rig()
@@ -190,7 +191,7 @@ def turning_rig():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", [("front", "left"), ("left", "front")])
+@pytest.mark.parametrize("order", long_after(1, [("front", "left"), (("left", "front"),)]))
 def test_a_turn_in_the_dark_is_bridged_by_the_gyro_of_one_camera(order):
     """The cameras' axes differ, and with them what the gyro says: the place where the map goes on
     is that of one camera from the dark to the light."""

@@ -37,7 +37,7 @@ SIZE = (140, 112)
 
 @pytest.fixture(scope="module")
 def camera():
-    return SyntheticCamera(seed=3, size=SIZE, walk="loop", frames=50, rate_hz=4.0)
+    return SyntheticCamera(seed=3, size=SIZE, walk="loop", frames=36, rate_hz=4.0)
 
 
 def run(camera, folder=None, limit_bytes=-1, background=False, **values):
@@ -226,7 +226,7 @@ def test_without_a_store_the_oldest_points_are_dropped(camera):
 
 @pytest.mark.long
 def test_a_full_disk_drops_points_with_one_warning(camera, whole, tmp_path, caplog):
-    pipeline = run(camera, tmp_path, limit_bytes=1_500_000, **FEW)
+    pipeline = run(camera, tmp_path, limit_bytes=900_000, **FEW)
     assert caplog.text.count("points that memory cannot hold are dropped") == 1
     assert 70_000 < len(pipeline.map) < len(whole.map)
     assert len(cloud(pipeline)) == len(pipeline.map)

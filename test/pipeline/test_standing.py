@@ -149,7 +149,7 @@ def conveyor(frames):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("knows", [False, True])
+@pytest.mark.parametrize("knows", long_after(1, [True, False]))
 def test_a_conveyor_moves_no_robot_whose_odometry_stands(knows):
     way = drive()[:DRIVE]
     camera, frames = frames_at(way + [way[-1]] * 20)

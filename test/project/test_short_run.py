@@ -30,7 +30,16 @@ LONG_ALONE = {
     "bench/test_bench_imu.py": "bench/test_scripts.py",
     "bench/test_benchmarks.py": "bench/test_scripts.py",
     "end_to_end/test_real_images.py": "pipeline/test_blind.py",
+    "replay/test_replay_sensors.py": "fleet/test_fleet_sensors.py",
     "ros/test_backend_live.py": "backends/test_openvino.py",
+    "ros/test_blind_live.py": "pipeline/test_blind.py",
+    "ros/test_conflicts.py": "live/test_graph_conflicts.py",
+    "ros/test_grid_live.py": "live/test_grid_feed.py",
+    "ros/test_mesh_service.py": "live/test_stored_exports.py",
+    "ros/test_ranges_live.py": "replay/test_replay_ranges.py",
+    "ros/test_splat_service.py": "splats/test_splat_export.py",
+    "ros/test_toys_live.py": "scale_sources/test_source_table.py",
+    "scale_sources/test_combined_sensors.py": "scale_sources/test_combined.py",
 }
 
 

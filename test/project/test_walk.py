@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from support import programs
+from support.cases import long_after
 
 TOOL = Path(__file__).parents[2] / "tools" / "walk.py"
 NUMBERS = ("functions", "files", "switches", "room_switches")
@@ -23,7 +24,7 @@ MOST_FORWARDERS = 14
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("words", MOST)
+@pytest.mark.parametrize("words", long_after(1, reversed(MOST)))
 def test_a_frame_crosses_no_more_than_it_did(words):
     done = programs.run(TOOL, *words.split(), "--order", "--json")
     assert done.returncode == 0, done.stderr

@@ -87,7 +87,7 @@ def test_poses_follow_the_focal_length(caplog):
     assert "(network: 600)" in caplog.text
 
 
-@pytest.mark.parametrize("motion", ["turning", "arc"])
+@pytest.mark.parametrize("motion", long_after(1, ["arc", "turning"]))
 def test_lengths_between_cameras_change_as_their_positions_do(motion):
     graph = graph_of(motion, 1.2)
     before = np.array([v.T_local_camera[:3, 3] for v in graph.views.values()])

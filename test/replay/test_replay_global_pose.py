@@ -84,6 +84,7 @@ def test_the_trajectory_is_where_the_global_poses_have_it(walk, bag, tmp_path, c
     assert report["metric"]
 
 
+@pytest.mark.long
 def test_metres_are_those_of_global_poses_without_odometry_or_a_flag(walk, tmp_path):
     bag, values = written(walk, tmp_path / "bag", every=2), {"scale.source": "global_pose"}
     found = run(walk, bag, tmp_path / "out", None, odometry=None, **values)

@@ -67,6 +67,7 @@ def test_a_missing_odometry_topic_ends_the_replay(room, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_transforms_short_of_the_camera_give_no_poses(room, tmp_path):
     """Transforms that do not reach the camera give no poses and no metres."""

@@ -71,6 +71,7 @@ def warnings(caplog):
     return [line for line in lines if line != "global_pose: not used: they wait for metres"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_all_sensors_of_a_rig_count_together(rig, bag, tmp_path, caplog):
     counts = run(bag, rig, tmp_path / "out", "range_topics:=[/lidar/points]")

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from support.cases import long_after
 
 from da3_ros.config import NodeConfig, config_from_parameters
 from da3_ros.geometry.poses import invert_pose
@@ -125,7 +126,7 @@ ROBOTS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("robot", [k for k in ROBOTS if k != "loose"])
+@pytest.mark.parametrize("robot", long_after(2, ["localised", "camera", "base", "odometry"]))
 def test_transforms_lead_from_the_map_to_every_message(tmp_path, camera, robot):
     mounted, moving, values = ROBOTS[robot]
     bag = robot_bag(tmp_path / "bag", camera, mounted, moving)
@@ -180,7 +181,8 @@ def test_cameras_on_a_robot_that_knows_its_way_share_its_transforms(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mode", "alone"), [("joint", ()), ("independent", ("left/map", "left/odom", "left_optical"))]
+    ("mode", "alone"),
+    long_after(1, [("independent", ("left/map", "left/odom", "left_optical")), ("joint", ())]),
 )
 def test_transforms_lead_to_every_camera(tmp_path, mode, alone):
     """The second one's parent is in the recording's /tf_static: it cannot have one in a map of its

@@ -154,6 +154,7 @@ def test_a_page_says_what_the_run_was(output):
         assert sum(alt.startswith(f"{kind} of") for alt in keyframes) == stored >= 1
 
 
+@pytest.mark.long
 def test_the_same_files_give_the_same_page(output, tmp_path):
     for name in ("a.html", "b.html"):
         write_page(output, tmp_path / name)

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.process
 SEEN, DARK = 6, 4
 
 
+@pytest.mark.long
 def test_covered_images_get_held_poses_no_depth_and_a_warning(monkeypatch):
     camera = SyntheticCamera(seed=2, size=(140, 112), walk="straight", frames=SEEN + DARK + 2)
     frames = [

@@ -48,6 +48,7 @@ def test_before_the_first_frame_the_node_is_warm_and_has_a_plan():
         assert status.last_error == ""
 
 
+@pytest.mark.long
 def test_windows_over_budget_are_in_status_and_diagnostics(monkeypatch):
     from da3_ros.ros import status_report as report
 

@@ -62,7 +62,7 @@ def live(monkeypatch):
 
 def test_cleanup_waits_for_the_window_and_frees_it(live):
     alive = len(threads("da3-worker"))
-    for _ in range(3):
+    for _ in range(2):
         assert live.change(CONFIGURE, ACTIVATE)
         network = weakref.ref(live.networks[-1])
         assert len(threads("da3-worker")) == len(threads("da3-publisher")) == alive + 1
@@ -127,6 +127,7 @@ class Rehearsing(InferenceSession):
         assert self.go.wait(HELD_S)
 
 
+@pytest.mark.long
 def test_cleanup_waits_for_one_window_of_a_compiled_warm_up(monkeypatch):
     camera, frames = camera_frames(1)
     with LiveNode(monkeypatch, camera, frames, Rehearsing) as live:
@@ -141,6 +142,7 @@ def test_cleanup_waits_for_one_window_of_a_compiled_warm_up(monkeypatch):
         assert network.rehearsals == 1
 
 
+@pytest.mark.long
 def test_shutdown_waits_for_the_window_too(live):
     assert live.change(CONFIGURE, ACTIVATE)
     live.show()

@@ -37,6 +37,7 @@ def test_a_second_node_of_one_name_is_warned_of():
             rig.until(lambda: "/da3: another node has this name" in second.output())
 
 
+@pytest.mark.long
 def test_of_two_cameras_on_one_topic_the_first_is_used():
     camera, frames = camera_frames(6)
     with Rig() as rig:

@@ -105,6 +105,7 @@ def test_the_pose_moves_to_the_other_slams_and_odometry_does_not_jump(monkeypatc
         assert len(told) == (2 if by == "tf" else 0)
 
 
+@pytest.mark.long
 def test_a_bad_path_is_named_and_the_node_goes_on(monkeypatch):
     camera, frames = camera_frames(3)
     with LiveNode(monkeypatch, camera, frames, TruthSession, **PRIOR, **PATH) as live:

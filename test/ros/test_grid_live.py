@@ -13,6 +13,7 @@ LEVEL = {"scale.source": "fixed", "base_frame": "base_link", "occupancy.updates"
 GRID = "/da3/map/occupancy"
 
 
+@pytest.mark.long
 @pytest.mark.process
 @pytest.mark.slow
 def test_the_grid_reaches_late_subscribers_and_follows_the_map(tmp_path):

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.process
 FRAMES = 8
 
 
+@pytest.mark.long
 def test_frames_get_what_the_imu_measured(monkeypatch):
     camera = SyntheticCamera(seed=2, size=(140, 112), walk="carried", frames=FRAMES)
     frames = list(camera)

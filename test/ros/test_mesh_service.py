@@ -46,6 +46,7 @@ def answered(rig, future):
     return future.result()
 
 
+@pytest.mark.long
 def test_frames_flow_while_a_mesh_is_made(tmp_path):
     camera, frames = camera_frames(8)
     with mesh_rig(tmp_path) as rig:

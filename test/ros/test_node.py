@@ -15,7 +15,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from support import ros_testing as rt
-from support.cases import long_after
 from support.node_process import (
     FRAME,
     IMAGE,
@@ -249,6 +248,7 @@ def shared_memory(pid: int) -> set[Path]:
     return {Path(x.split()[-1]) for x in lines if re.search(r"/fastdds_[0-9a-f]{16}$", x)}
 
 
+@pytest.mark.long
 def test_the_node_leaves_no_shared_memory_behind():
     """Each start would otherwise take tens of megabytes of /dev/shm until the next boot."""
     with Rig() as rig:
@@ -276,7 +276,8 @@ def assert_gone(held):
     assert not {path for path in held if path.exists()}
 
 
-@pytest.mark.parametrize("kill", long_after(1, [signal.SIGINT, signal.SIGTERM]))
+@pytest.mark.long
+@pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGTERM])
 def test_it_is_gone_within_four_seconds_even_in_mid_window(kill):
     camera, frames = camera_frames(8, rate_hz=10)
     slow = {"model": "da3-small", "process_res": 756, "window.size": 8, "window.new": 7}
@@ -587,6 +588,7 @@ def test_the_newest_frames_count_when_the_camera_is_faster():
         assert set(rig.drops()) <= {"busy", "lost_on_the_way"}
 
 
+@pytest.mark.long
 def test_a_compressed_camera_with_distortion_comes_through():
     domain = rt.domain()
     camera = rt.start(
@@ -606,6 +608,7 @@ def test_a_compressed_camera_with_distortion_comes_through():
     assert infos[-1].width == 140
 
 
+@pytest.mark.long
 def test_waiting_names_the_topic_and_the_remap_that_helps():
     domain = rt.domain()
     with rt.session(domain) as test:

@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("rclpy", reason="needs ROS 2: source tools/env.sh or a ROS set-up")
 
 from support import ros_testing as rt
+from support.cases import long_after
 from support.node_process import (
     ACTIVATE,
     CLEANUP,
@@ -165,7 +166,7 @@ def test_node_reports_both_sides_and_obeys_overrides():
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("value", ["best_efort", "1"])
+@pytest.mark.parametrize("value", long_after(1, ["best_efort", "1"]))
 def test_a_wrong_override_of_an_input_is_one_line(value):
     """A wrong override of an input is one line and the node stays inactive."""
     name = f"qos_overrides.{IMAGE}.subscription"

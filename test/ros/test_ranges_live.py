@@ -24,6 +24,7 @@ LIDAR = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_lidar_gives_metres_live(monkeypatch):
     """Another topic of the list has no returns, and one nobody sends."""
     camera, frames = camera_frames(COUNT)

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from support import ros_testing as rt
-from support.cases import long_after
 from support.node_process import EXPORT, FILE, Rig, call_async, camera_frames, feed, waiting_rig
 
 from da3_ros.export.scene_file import load_scene, save_scene
@@ -151,7 +150,8 @@ def test_a_saved_scene_is_kept_free_of_other_things(tmp_path):
         assert rig.call(FILE, "/da3/save_scene", path="s").success
 
 
-@pytest.mark.parametrize("kind", long_after(1, ["foreign", "none", "file"]))
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["foreign", "none", "file"])
 def test_what_is_no_scene_changes_nothing(tmp_path, kind):
     camera, frames = camera_frames(2)
     (tmp_path / "foreign").mkdir()

@@ -14,6 +14,7 @@ EXPORT_SCENE = "/da3/export_scene"
 EVERY = {"keyframe.rotation_deg": 0.0, "keyframe.parallax": 0.0, "map.store": "night"}
 
 
+@pytest.mark.long
 def test_the_service_writes_what_the_command_writes(tmp_path):
     camera, frames = camera_frames(4)
     with Rig(export_dir=str(tmp_path), node=str(NODES / "splat_node.py"), model="da3-giant",

@@ -270,6 +270,7 @@ def test_camera_waits_for_a_slow_consumer_and_none_is_dropped():
             np.testing.assert_allclose(pose_matrix(sent.pose), frame.T_room_camera, atol=1e-6)
 
 
+@pytest.mark.long
 def test_a_silent_consumer_is_reported_once_and_blocks_nothing():
     domain_id = domain()
     with session(domain_id) as node:

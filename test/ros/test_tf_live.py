@@ -140,6 +140,7 @@ def test_a_localiser_that_starts_late_takes_its_transform_over():
         robot.process.wait_for("da3 publishes it again")
 
 
+@pytest.mark.long
 def test_a_late_map_to_odom_is_left_to_its_owner():
     with Robot(**ROBOT) as robot:
         robot.mount(level_mount())

@@ -26,6 +26,7 @@ def toys(monkeypatch):
         monkeypatch.setitem(table, name, row)
 
 
+@pytest.mark.long
 def test_a_live_node_serves_toys_of_all_kinds(toys, tmp_path):
     camera, frames = camera_frames(4, distortion_model="fov", D=[0.9])
     values = {"backend": "toy", "scale.source": "spacing", "export_dir": str(tmp_path)}

@@ -92,6 +92,7 @@ def test_the_viewer_of_a_node_gets_frames_and_map_and_its_commands_are_answered(
             urllib.request.urlopen(feed.url)
 
 
+@pytest.mark.long
 def test_a_node_without_the_library_says_so(monkeypatch):
     camera = camera_of()
     monkeypatch.setattr("da3_ros.live.live_view.missing", lambda: "the viewer needs viser")

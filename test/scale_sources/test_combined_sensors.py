@@ -4,7 +4,6 @@ import functools
 
 import numpy as np
 import pytest
-from support.cases import long_after
 from support.inertial import BODY
 from support.pipelines import SIZE, odometry_of, settings, to_frame
 
@@ -66,10 +65,9 @@ def states(pipeline):
     return {s.name: s.state for s in pipeline.scale.filter.estimator.states}
 
 
+@pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "source", long_after(1, ["odometry+imu+range", "imu+range", "odometry+imu"])
-)
+@pytest.mark.parametrize("source", ["odometry+imu+range", "imu+range", "odometry+imu"])
 def test_sensors_that_agree_give_metres_together(source, caplog):
     pipeline, out = run(source)
     found, sigmas = errors(out)

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
+from support.cases import long_after
 
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.geometry.similarity import Similarity
@@ -101,6 +102,7 @@ def test_a_stretch_without_noise_gives_the_scale_also_on_a_line_and_beside_the_b
     assert found.chance == pytest.approx(1)
 
 
+@pytest.mark.long
 def test_what_a_stretch_states_is_its_error():
     sigmas = (0.5, 0.5, 1.0)
     found = [fit_stretch(fixes(circle(60), sigmas, seed)) for seed in range(200)]
@@ -121,6 +123,7 @@ def test_tags_give_metres_within_seconds_and_the_more_the_surer():
     assert abs(error(filter)) < 0.015
 
 
+@pytest.mark.long
 def test_noisy_positions_give_it_by_many_of_them():
     walks = [Robot(circle(400), (0.5, 0.5, 1.0), seed).drive(new()) for seed in range(12)]
     found = [filter.estimate() for filter in walks]
@@ -157,7 +160,7 @@ def test_wrong_ones_from_the_beginning_give_no_metres_and_are_named():
     assert "do not have the shape" in source.why_unknown("global_pose")
 
 
-@pytest.mark.parametrize("stated", [0.02, 0.2])
+@pytest.mark.parametrize("stated", long_after(1, [0.02, 0.2]))
 def test_covariances_that_are_too_small_are_found_out(stated):
     """As GNSS states them. Of stretches that do not fit, some do by chance."""
     off, known = [], 0
@@ -208,7 +211,7 @@ def level(truth):
     return T @ truth
 
 
-@pytest.mark.parametrize("how", ["stands", "turns"])
+@pytest.mark.parametrize("how", long_after(1, ["turns", "stands"]))
 def test_without_a_way_there_is_none_and_nothing_grows(how):
     """The base of one that turns on the spot goes round the camera."""
     truth = np.tile(np.eye(4), (3000, 1, 1))

@@ -162,7 +162,7 @@ def test_an_imu_that_is_turned_on_a_rover_is_named_once_and_gives_no_metres(capl
 
 @pytest.mark.slow
 def test_the_pipeline_publishes_metres_by_the_imu():
-    camera = SyntheticCamera(3, SIZE, walk="carried", frames=60)
+    camera = SyntheticCamera(3, SIZE, walk="carried", frames=45)
     frames = list(camera)
     at = np.array([f.stamp_ns for f in frames])
     samples = imu_samples(camera.T_room_camera, at, seed=3)
@@ -172,7 +172,7 @@ def test_the_pipeline_publishes_metres_by_the_imu():
     for f, imu in zip(frames, [None, *samples.stretches(at)], strict=True):
         out += pipeline.push(Frame(f.stamp_ns, f.image, calibration=camera.calibration, imu=imu))
     metric = [(r, f) for r, f in zip(out, frames, strict=True) if r.scale.metric]
-    assert len(metric) > 30
+    assert len(metric) > 15
     for r, f in metric:
         assert np.nanmedian(r.depth_m / f.depth) == pytest.approx(1.0, rel=0.03)
 

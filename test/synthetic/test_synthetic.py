@@ -80,6 +80,7 @@ def views():
     return made
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_depth_equals_brute_force_in_double_precision(views):
     for room, T, seen in views:

@@ -112,6 +112,7 @@ def test_a_frame_is_shown_with_its_texts_and_hidden_without_a_pose():
         assert not browser.errors
 
 
+@pytest.mark.long
 def test_controls_ask_the_node_and_show_its_answers():
     settings = [
         {"name": "depth.min_confidence", "value": 0.0, "text": "a bound", "low": 0.0,

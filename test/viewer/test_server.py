@@ -230,6 +230,7 @@ def test_a_viewer_that_ended_begins_again_and_gets_the_whole_map(monkeypatch):
         client.close()
 
 
+@pytest.mark.long
 def test_what_cannot_be_shown_is_said_once_and_the_others_are_shown(monkeypatch):
     monkeypatch.setattr("da3_ros.viewer.feed.SETTLE_S", 0.0)
     held = store()
