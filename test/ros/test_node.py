@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from support import ros_testing as rt
+from support.cases import long_after
 from support.node_process import (
     FRAME,
     IMAGE,
@@ -276,8 +277,7 @@ def assert_gone(held):
     assert not {path for path in held if path.exists()}
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("kill", long_after(1, [signal.SIGINT, signal.SIGTERM]))
 def test_it_is_gone_within_four_seconds_even_in_mid_window(kill):
     camera, frames = camera_frames(8, rate_hz=10)
     slow = {"model": "da3-small", "process_res": 756, "window.size": 8, "window.new": 7}
