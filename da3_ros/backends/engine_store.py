@@ -37,7 +37,7 @@ raise SystemExit(main())"""
 
 
 @dataclass
-class _Job:
+class _EngineJob:
     """The engine of one image size; ``done`` is set when ``backend`` or ``fault`` is."""
 
     build: bool  # if it is not in the cache
@@ -57,7 +57,7 @@ class EngineStore(Engines):
 
     def __init__(self, source: EngineSource, *, wait: bool, most_sizes: int = 1) -> None:
         self._source, self._wait, self._most_sizes = source, wait, most_sizes
-        self._jobs: OrderedDict[tuple[int, int], _Job] = OrderedDict()
+        self._jobs: OrderedDict[tuple[int, int], _EngineJob] = OrderedDict()
         self._given_up = False  # whether an engine was dropped before it was ready: warned once
         weakref.finalize(self, source.end)  # threads hold the source, and not the store
 
@@ -80,7 +80,7 @@ class EngineStore(Engines):
                 return
         elif len(self._jobs) >= self._most_sizes:
             self._drop(next(iter(self._jobs)))
-        job = self._jobs[size] = _Job(build)
+        job = self._jobs[size] = _EngineJob(build)
         self._source.start(lambda source: _work(source, size, job))
 
     def keep_only(self, sizes: Collection[tuple[int, int]]) -> bool:
@@ -229,7 +229,7 @@ class EngineSource:
                     log.info("still building the engine after %.0f s", time.monotonic() - begun)
 
 
-def _work(source: EngineSource, size: tuple[int, int], job: _Job) -> None:
+def _work(source: EngineSource, size: tuple[int, int], job: _EngineJob) -> None:
     """Thread: prepare one engine."""
     try:
         job.backend = source.open(size, lambda: job.build, lambda: job.wanted)

@@ -49,7 +49,7 @@ class EncodePart(nn.Module):
         return prefix.tokens, prefix.descriptor
 
 
-class _Window(nn.Module):
+class _WindowModule(nn.Module):
     def __init__(self, network: DepthAnything3, size: tuple[int, int]) -> None:
         super().__init__()
         self.vit, self.head = network.backbone.pretrained, network.head
@@ -114,7 +114,7 @@ def _image(network: MonocularDepth, size: tuple[int, int]) -> dict[str, Part]:
 
 def _multi_view(network: DepthAnything3, size: tuple[int, int]) -> dict[str, Part]:
     vit = network.backbone.pretrained
-    encode, window, head = EncodePart(network), _Window(network, size), _Head(network, size)
+    encode, window, head = EncodePart(network), _WindowModule(network, size), _Head(network, size)
     image = torch.zeros(1, 3, *size)
     tokens = vit.prefix(image).tokens.expand(EXAMPLE_VIEWS, -1, -1).contiguous()
     slots = vit.role_tokens(1, EXAMPLE_VIEWS)[0].contiguous()

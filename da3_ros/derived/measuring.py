@@ -268,7 +268,7 @@ class DepthMeasurement:
         for id in due:
             self._entries[id].searched_at = self._entries[id].later
         placed = {
-            id: _Placed(e.compared, e.median, *known[id])
+            id: _ComparedKeyframe(e.compared, e.median, *known[id])
             for id, e in self._entries.items() if id in known
         }  # fmt: skip
         last_ids = [e.keyframe.id for e in last]
@@ -394,7 +394,7 @@ def _is_comparable(a: Measurable, b: Measurable) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class _Placed:
+class _ComparedKeyframe:
     """A keyframe at its pose, as others are compared with it."""
 
     keyframe: Measurable  # or a smaller one
@@ -465,7 +465,7 @@ class MeasureJob:
     thread."""
 
     keyframes: Mapping[int, Measurable]
-    placed: Mapping[int, _Placed]
+    placed: Mapping[int, _ComparedKeyframe]
     found: Mapping[int, Searched]  # earlier searches
     due: Mapping[int, tuple[int, ...]]  # neighbours of the keyframes to be searched
     last: Sequence[int]  # ids of keyframes whose depth stays

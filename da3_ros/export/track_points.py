@@ -86,7 +86,7 @@ def _chunks(order: NDArray[np.int64], bounds: NDArray[np.int64]) -> list[NDArray
 def _solved(rows: Rows, cameras: Cameras) -> tuple[TriangulatedTracks, NDArray[np.int64]]:
     """As ``triangulated``, for rows that are sorted by track."""
     _, track = np.unique(rows["track"], return_inverse=True)
-    problem = _Problem(rows, track.reshape(-1), cameras)
+    problem = _TrackProblem(rows, track.reshape(-1), cameras)
     xyz = problem.starts()
     good = np.isfinite(xyz[problem.track]).all(axis=1) & _first_in_image(rows)
     for _ in range(2):  # the second time without outliers
@@ -110,7 +110,7 @@ def _first_in_image(rows: Rows) -> NDArray[np.bool_]:
     return ~again
 
 
-class _Problem:
+class _TrackProblem:
     """The observations of tracks; solves for their points."""
 
     def __init__(self, rows: Rows, track: NDArray[np.int64], cameras: Cameras) -> None:

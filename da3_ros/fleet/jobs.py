@@ -54,7 +54,9 @@ def find_jobs(
     replays share. Raises FleetError, also if two have one name, and OSError.
     """
     _check_output(output)
-    recordings: dict[Path, _Found] = {}  # by real path: a link may lead to the same recording
+    recordings: dict[
+        Path, _FoundRecording
+    ] = {}  # by real path: a link may lead to the same recording
     for path in inputs:
         for one in _found_in(path, output.resolve()):
             recordings.setdefault(one.path.resolve(), one)
@@ -68,7 +70,7 @@ def find_jobs(
 
 
 @dataclass(frozen=True)
-class _Found:
+class _FoundRecording:
     """A recording and its path below the folder that was searched."""
 
     path: Path
@@ -80,14 +82,14 @@ class _Found:
         return str(self.below.with_name(name_of(self.path)))
 
 
-def _found_in(path: Path, output: Path) -> Iterator[_Found]:
+def _found_in(path: Path, output: Path) -> Iterator[_FoundRecording]:
     """Yields the recordings in ``path``. Raises FleetError, OSError."""
     if not path.exists():
         raise FleetError(f"{path} does not exist")
     if not path.is_dir() or is_recording(path):
         if not _is_nameable(Path(path.name), path):
             raise FleetError(f"{str(path)!r}: rename it")
-        yield _Found(path, Path(Path(os.path.abspath(path)).name))
+        yield _FoundRecording(path, Path(Path(os.path.abspath(path)).name))
         return
     results = 0
 
@@ -99,7 +101,7 @@ def _found_in(path: Path, output: Path) -> Iterator[_Found]:
 
     for one in find_recordings(path, is_result):
         if _is_nameable(one.relative_to(path), one):
-            yield _Found(one, one.relative_to(path))
+            yield _FoundRecording(one, one.relative_to(path))
         else:
             log.warning("%r is left out: rename it", str(one))
     if results:
@@ -141,7 +143,7 @@ def _is_result(folder: Path) -> bool:
     return isinstance(report, dict) and "da3_ros" in report
 
 
-def _named(recordings: Sequence[_Found], output: Path) -> dict[str, Path]:
+def _named(recordings: Sequence[_FoundRecording], output: Path) -> dict[str, Path]:
     """Returns the recordings by name. Where several in one folder would have one name, or one the
     name of another's folder, they keep their suffixes. Raises FleetError."""
     count = Counter(one.name for one in recordings)

@@ -87,7 +87,7 @@ def estimate(
         return _nothing("too few keyframes with IMU data in a row")
     turns = _Rotations.smoothed(keyframes, noise)
     equations = _Equations.of(keyframes, np.array(rows), turns, t_camera_imu, noise)
-    fit = _Solution.to(equations, noise)
+    fit = _InertialSolution.to(equations, noise)
     if fit is None:
         return _nothing(STILL)
     seconds = (keyframes[-1].stamp_ns - keyframes[0].stamp_ns) / 1e9
@@ -103,7 +103,7 @@ def _nothing(why: str) -> InertialEstimate:
     return InertialEstimate(math.nan, math.nan, unknown, math.nan, unknown, unknown, math.nan, why)
 
 
-def _why_unknown(equations: _Equations, fit: _Solution, noise: ImuNoise) -> str:
+def _why_unknown(equations: _Equations, fit: _InertialSolution, noise: ImuNoise) -> str:
     """Returns why the scale of a fit must not be used, or an empty text."""
     weak = fit.acceleration < LEAST_ACCELERATION or fit.noise_share > MOST_NOISE
     if weak or not (fit.converged and fit.sigma < MOST_SIGMA):
@@ -114,7 +114,7 @@ def _why_unknown(equations: _Equations, fit: _Solution, noise: ImuNoise) -> str:
         # What no rotation shows of a robot that turns about the vertical alone.
         degrees = math.degrees(abs(fit.yaw))
         return f"{YAW} by {degrees:.0f} degrees: {CHECK}"
-    first, second = (_Solution.to(half, noise) for half in equations.halves())
+    first, second = (_InertialSolution.to(half, noise) for half in equations.halves())
     if first is None or second is None:
         return STILL
     apart = abs(first.log_units - second.log_units)
@@ -291,7 +291,7 @@ class _Stretches:
 
 
 @dataclass(frozen=True, eq=False)
-class _Solution:
+class _InertialSolution:
     """The solution of equations."""
 
     log_units: float  # logarithm of units of the path per metre
@@ -309,7 +309,7 @@ class _Solution:
     converged: bool
 
     @staticmethod
-    def to(equations: _Equations, noise: ImuNoise) -> _Solution | None:
+    def to(equations: _Equations, noise: ImuNoise) -> _InertialSolution | None:
         """Solves from a linear start by Gauss-Newton; None for a camera that never moved."""
         start = _linear_start(equations)
         if start is None:
@@ -330,7 +330,7 @@ class _Solution:
                 break
             state = state.moved(step, terms.position_sigma, freedom)
         yaw, yaw_sigma = terms.yaw_with(prior)
-        return _Solution(
+        return _InertialSolution(
             state.log_units,
             math.sqrt(covariance[0, 0]),
             state.gravity,

@@ -143,7 +143,7 @@ class ToleranceModel:
 
 
 @dataclass(frozen=True, eq=False)
-class _Measured:
+class _OverlapMeasurements:
     """Measurements of a window's similarity by N overlap views."""
 
     log_scale: Array  # [N], NaN where there is no depth
@@ -205,7 +205,12 @@ class WindowAligner:
         )
 
     def _rejection_reason(
-        self, fit: Similarity, measured: _Measured, points: Array, blocks: Array, poses: Array
+        self,
+        fit: Similarity,
+        measured: _OverlapMeasurements,
+        points: Array,
+        blocks: Array,
+        poses: Array,
     ) -> str:
         """Returns why a fit is refused, or an empty text.
 
@@ -271,12 +276,12 @@ def robust_mean(x: Array, weight: Array) -> float:
 
 def _measure(
     overlap_views: Sequence[OverlapView], estimate: WindowEstimate, indices: Sequence[int]
-) -> _Measured:
+) -> _OverlapMeasurements:
     poses = estimate.T_window_camera[list(indices)]
     known = np.array([a.T_local_camera for a in overlap_views])
     seen = np.array([a.observations for a in overlap_views], dtype=float)
     depths = [np.median(a.depth) for a in overlap_views if len(a.depth)]
-    return _Measured(
+    return _OverlapMeasurements(
         log_scale=np.array(
             [_log_scale(a, estimate, i) for a, i in zip(overlap_views, indices, strict=True)]
         ),
@@ -300,7 +305,7 @@ def _log_scale(overlap_view: OverlapView, estimate: WindowEstimate, index: int) 
 
 
 def _solve(
-    measured: _Measured, variance: Array, scale: tuple[float, float] | None
+    measured: _OverlapMeasurements, variance: Array, scale: tuple[float, float] | None
 ) -> tuple[Similarity, Array, Array, tuple[Array, Array], Array, Array]:
     """Fits all measurements together by iteratively reweighted Gauss-Newton.
 
@@ -348,7 +353,7 @@ _KIND = np.array([0, 1, 1, 1, 2, 2, 2])  # kind of each of the seven components 
 
 
 def _start(
-    measured: _Measured, scale: tuple[float, float] | None, pivot: Array
+    measured: _OverlapMeasurements, scale: tuple[float, float] | None, pivot: Array
 ) -> tuple[float, Array, Array]:
     """Returns the initial log scale, rotation and position: medians, robust to one bad view."""
     known = measured.log_scale[np.isfinite(measured.log_scale)]
@@ -360,7 +365,7 @@ def _start(
 
 
 def _linearize(
-    measured: _Measured, log_scale: float, R: Array, position: Array, pivot: Array
+    measured: _OverlapMeasurements, log_scale: float, R: Array, position: Array, pivot: Array
 ) -> tuple[Array, Array]:
     """Returns residuals [N, 7] and their derivatives [N, 7, 7] by (log scale, rotation,
     position)."""
@@ -377,7 +382,7 @@ def _linearize(
     return residual, jacobian
 
 
-def _weights(measured: _Measured, residual: Array, variance: Array) -> Array:
+def _weights(measured: _OverlapMeasurements, residual: Array, variance: Array) -> Array:
     """Returns Huber's weights [N, 7] per view and kind; 0 where there is no depth.
 
     Sets the residuals of missing depth to 0 in place.

@@ -231,7 +231,7 @@ def _stretched(edge: Edge, scale_sigma: float) -> Edge:
 
 
 @dataclass(frozen=True, eq=False)
-class _Drift:
+class _NodeDrift:
     """What odometry gathers within a node, in the node's unit."""
 
     sigma: Array  # [3] standard deviations of log scale (zero: sizes stay), rotation and position
@@ -242,9 +242,9 @@ class _Drift:
         return np.asarray(self.sigma * math.sqrt(min(way / self.way, 1.0)))
 
 
-def _drift(count: int, edges: Sequence[Edge]) -> list[_Drift]:
+def _drift(count: int, edges: Sequence[Edge]) -> list[_NodeDrift]:
     """Returns the drift in each node: that of the edge to the next one, else of that before."""
-    out = [_Drift(np.zeros(3), 1.0)] * count
+    out = [_NodeDrift(np.zeros(3), 1.0)] * count
     for e in edges:
         way = float(np.linalg.norm(e.measured.t))
         if e.loop or e.second != e.first + 1 or not way > 0:
@@ -253,7 +253,7 @@ def _drift(count: int, edges: Sequence[Edge]) -> list[_Drift]:
         if e.whitening is not None:
             variances = np.diag(np.linalg.pinv(e.whitening.T @ e.whitening))
             sigma = np.sqrt([variances[0], variances[1:4].mean(), variances[4:].mean()])
-        out[e.first] = out[e.second] = _Drift(sigma * [0.0, 1.0, 1.0], way)
+        out[e.first] = out[e.second] = _NodeDrift(sigma * [0.0, 1.0, 1.0], way)
     return out
 
 

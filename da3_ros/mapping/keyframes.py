@@ -36,7 +36,7 @@ BLUR_FACTOR = 2.0  # factor on the motion after which even a blurred view become
 
 
 @dataclass(frozen=True)
-class _Keyframe:
+class _HeldKeyframe:
     """A keyframe and its median depth."""
 
     id: int
@@ -53,7 +53,7 @@ class KeyframeSelector:
         """newest: number of newest views. table: views that are in it are dropped."""
         self.limits, self.most, self._table = limits, most, table
         self._newest: deque[int] = deque(maxlen=newest)  # ids
-        self._keyframes: list[_Keyframe] = []
+        self._keyframes: list[_HeldKeyframe] = []
         self._sharpness: dict[str, deque[float]] = {}  # of each camera
         table.share(())
 
@@ -132,7 +132,7 @@ class KeyframeSelector:
         if keyframe:
             depth = self._table.shared[overlap_view.view.id].depth
             typical = float(np.median(depth)) if len(depth) else float("inf")
-            self._keyframes.append(_Keyframe(overlap_view.view.id, typical, descriptor))
+            self._keyframes.append(_HeldKeyframe(overlap_view.view.id, typical, descriptor))
             if len(self._keyframes) > self.most:
                 del self._keyframes[self._most_redundant()]
         self._drop_others()

@@ -66,7 +66,7 @@ def optimize(
     index of a node that only says what is up: z of its axes, in which it turns; None: there is
     none.
     """
-    graph = _Graph(nodes, edges, fixed, metric, level)
+    graph = _GraphArrays(nodes, edges, fixed, metric, level)
     return Solution(graph.solve(), np.sqrt((graph.residual() ** 2).mean(axis=1)))
 
 
@@ -91,7 +91,7 @@ def marginal(
     component = components(len(nodes), edges)
     if component[of] != component[fixed]:
         raise ValueError(f"no edges connect nodes {fixed} and {of}")
-    graph = _Graph(nodes, edges, fixed, metric, level)
+    graph = _GraphArrays(nodes, edges, fixed, metric, level)
     graph.free = graph.free[component[graph.free // UNKNOWNS] == component[of]]
     wanted = np.flatnonzero(graph.free // UNKNOWNS == of)
     out = np.zeros((UNKNOWNS, UNKNOWNS))
@@ -107,7 +107,7 @@ def marginal(
     return np.asarray(axes @ (out + out.T) @ axes.T / 2)
 
 
-class _Graph:
+class _GraphArrays:
     """Nodes and edges as arrays."""
 
     def __init__(

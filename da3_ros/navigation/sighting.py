@@ -55,7 +55,7 @@ def sight(
 
     T_level_camera: [4, 4] camera in a level frame, in which the floor is at ``floor_z``.
     """
-    judged = _Judged.of(depth_m, K)
+    judged = _ChosenPixels.of(depth_m, K)
     with np.errstate(invalid="ignore"):
         rise, run = _rise_and_run(judged.rays, T_level_camera)
         camera = np.float32(T_level_camera[2, 3] - floor_z)
@@ -116,14 +116,14 @@ def floor_height(config: PipelineConfig) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class _Judged:
+class _ChosenPixels:
     """An even choice of pixels."""
 
     z: FloatImage  # [h, w] median depth; NaN unknown, +Inf sky
     rays: FloatImage  # [h, w, 3] at depth 1
 
     @classmethod
-    def of(cls, depth: FloatImage, K: Array) -> _Judged:
+    def of(cls, depth: FloatImage, K: Array) -> _ChosenPixels:
         step = max(1, max(depth.shape) // (3 * COLUMNS))  # of large images, for their time
         depth, K = depth[step // 2 :: step, step // 2 :: step], _thinned(K, step)
         step = max(1, round(max(depth.shape) / COLUMNS))

@@ -101,7 +101,7 @@ class _AdjustmentJob:
 
 
 @dataclass(frozen=True, eq=False)
-class _JobResult:
+class _AdjustmentResult:
     map: AdjustedMap | None
     lenses: dict[str, LensEstimate]  # by camera, where its calibration is wrong
 
@@ -137,7 +137,7 @@ class MapAdjustment(MapListener):
         self._new = 0  # keyframes since the last adjustment
         self._fresh = False  # whether there was a frame since then
         self._chain = 0  # of the newest view
-        self._running: tuple[_AdjustmentJob, Future[_JobResult]] | None = None
+        self._running: tuple[_AdjustmentJob, Future[_AdjustmentResult]] | None = None
 
     def _drop(self, count: int) -> None:
         """Forgets the oldest keyframes."""
@@ -310,7 +310,7 @@ class MapAdjustment(MapListener):
 
     def _start(self, job: _AdjustmentJob) -> None:
         if self.waits:
-            done = Future[_JobResult]()
+            done = Future[_AdjustmentResult]()
             done.set_result(self._run(job))
             self._running = job, done
             return
@@ -318,7 +318,7 @@ class MapAdjustment(MapListener):
             self._thread = ThreadPoolExecutor(1, "da3-map")
         self._running = job, self._thread.submit(self._run, job)
 
-    def _run(self, job: _AdjustmentJob) -> _JobResult:
+    def _run(self, job: _AdjustmentJob) -> _AdjustmentResult:
         lenses = self._checked_lenses(job)
         try:
             job.matches.extend(job.views)
@@ -326,10 +326,10 @@ class MapAdjustment(MapListener):
                 job.views, job.matches, job.loops, job.held, by_depth=job.by_depth,
                 metre=job.metre,
             )  # fmt: skip
-            return _JobResult(done, lenses)
+            return _AdjustmentResult(done, lenses)
         except Exception as error:  # the map stays as it is
             self._report_failure("the map is not adjusted", error)
-            return _JobResult(None, lenses)
+            return _AdjustmentResult(None, lenses)
 
     def _checked_lenses(self, job: _AdjustmentJob) -> dict[str, LensEstimate]:
         lenses = {}

@@ -52,7 +52,7 @@ def ranges_of_recording(
         )
     sensors = RangeSensors(topics, transforms, config.odom_frame, warn, prior)
     sensors.feed = _Feed({
-        name: _Topic(name, _messages(recording, name, kinds[name]), history)
+        name: _RangeTopic(name, _messages(recording, name, kinds[name]), history)
         for name, history in sensors.topics.items()
     })  # fmt: skip
     log.info("range sensors: reading %s", ", ".join(topics))
@@ -70,7 +70,7 @@ def _messages(recording: Recording, topic: str, kind: str) -> Iterator[Message]:
 
 
 @dataclass
-class _Topic:
+class _RangeTopic:
     name: str
     messages: Iterator[Message]
     history: RangeHistory
@@ -145,7 +145,7 @@ class _Topic:
 class _Feed:
     """Reads all topics of a recording up to a frame."""
 
-    def __init__(self, topics: dict[str, _Topic]) -> None:
+    def __init__(self, topics: dict[str, _RangeTopic]) -> None:
         self._topics = topics
 
     def __call__(

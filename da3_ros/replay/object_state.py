@@ -54,7 +54,7 @@ def save_state(path: Path, roots: Mapping[str, Any], services: Mapping[str, Any]
     journal = JournalWriter(path)
     with contextlib.closing(journal):
         journal.append({"kind": "state", "format": FORMAT, "version": VERSION})
-        writer = _Writer(journal, services)
+        writer = _NodeWriter(journal, services)
         values = {name: writer.value(root, name) for name, root in roots.items()}
         tree = {"roots": values, "nodes": writer.nodes}
         writer.data("tree", json.dumps(tree, separators=(",", ":")).encode())
@@ -79,7 +79,7 @@ def load_state(path: Path, name: str, there: Any, services: Mapping[str, Any]) -
         raise StateError(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
 
-class _Writer:
+class _NodeWriter:
     """Turns objects into nodes: JSON values, and records of the journal for bytes and arrays.
 
     Arrays that lie in a spill stay there.

@@ -170,7 +170,7 @@ class _RenderedFrame:
 
 
 @dataclass(frozen=True, eq=False)
-class _Output:
+class _CameraPublishers:
     """The publishers of one camera."""
 
     name: str  # empty for a single camera
@@ -231,7 +231,7 @@ class SyntheticCameraNode(Node):
             latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
             self._tf_static = self.create_publisher(tf, "/tf_static", latched)
 
-    def _advertise_camera(self, name: str) -> _Output:
+    def _advertise_camera(self, name: str) -> _CameraPublishers:
         c, prefix = self.config, f"{name}/" if name else ""
         base = self.resolve_topic_name(prefix + IMAGE)
         kind = "Image" if c.transport == "raw" else "CompressedImage"
@@ -242,7 +242,7 @@ class SyntheticCameraNode(Node):
             reliability=ReliabilityPolicy.RELIABLE if reliable else ReliabilityPolicy.BEST_EFFORT,
         )
         info = self._lib.type("sensor_msgs/msg/CameraInfo")
-        return _Output(
+        return _CameraPublishers(
             name,
             f"{name.replace('/', '_')}_optical" if name else c.frame_id,
             self.create_publisher(self._lib.type(f"sensor_msgs/msg/{kind}"), topic, camera),

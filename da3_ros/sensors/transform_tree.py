@@ -28,7 +28,7 @@ class TransformError(LookupError):
 
 
 @dataclass(eq=False)
-class _Edge:
+class _TransformHistory:
     """History of one child under its parent, in stamp order."""
 
     parent: str
@@ -61,7 +61,7 @@ class TransformTree:
         """
         self.keep_ns, self._jump_ns = int(keep_s * 1e9), int(jump_s * 1e9)
         self._gone_s, self._clock = gone_s, clock
-        self._edges: dict[str, _Edge] = {}
+        self._edges: dict[str, _TransformHistory] = {}
         self._lock = threading.RLock()  # callbacks add while a worker looks up
 
     def add(
@@ -95,7 +95,7 @@ class TransformTree:
                 )
             timeout_s = self._gone_s if edge is None else self._next_timeout_s(edge)
             if edge is None or edge.parent != parent or edge.static != static:
-                edge = self._edges[child] = _Edge(parent, static)
+                edge = self._edges[child] = _TransformHistory(parent, static)
             edge.owner, edge.received_s, edge.timeout_s = owner, self._clock(), timeout_s
             if static:
                 edge.stamps, edge.poses = [stamp_ns], [T_parent_child]
@@ -190,16 +190,16 @@ class TransformTree:
             raise TransformError(self._unconnected_reason(target, source))
         return up_target, up_source, common
 
-    def _silent(self, edge: _Edge) -> bool:
+    def _silent(self, edge: _TransformHistory) -> bool:
         return self._clock() - edge.received_s > edge.timeout_s
 
-    def _next_timeout_s(self, edge: _Edge) -> float:
+    def _next_timeout_s(self, edge: _TransformHistory) -> float:
         """Returns the timeout after the owner has published again: twice the last one if it was
         silent for that long."""
         twice = 2 * edge.timeout_s if self._silent(edge) else edge.timeout_s
         return min(twice, MAX_TIMEOUT_FACTOR * self._gone_s)
 
-    def _insert(self, edge: _Edge, stamp_ns: int, T: Array) -> None:
+    def _insert(self, edge: _TransformHistory, stamp_ns: int, T: Array) -> None:
         if edge.stamps and stamp_ns < edge.stamps[-1] - self._jump_ns:
             edge.stamps, edge.poses = [], []
         at = bisect_left(edge.stamps, stamp_ns)

@@ -66,7 +66,7 @@ class Offered:
 
 
 @dataclass
-class _Scene:
+class _SceneToSend:
     """What is left of a scene for the thread, and what the viewer has of it."""
 
     reader: MapReader
@@ -99,7 +99,7 @@ class ViewerFeed:
         self.failure = ""  # why there is no viewer, and will be none
         self.range_m = offered.range_m  # may change, see ``Offered``
         self.sent_bytes = 0
-        self._scenes = {name: _Scene(self._reader()) for name in offered.scenes}
+        self._scenes = {name: _SceneToSend(self._reader()) for name in offered.scenes}
         self._state: ViewerMessage | None = None
         self._settings: ViewerMessage | None = None
         self._answers: deque[ViewerMessage] = deque(maxlen=MOST_ANSWERS)
@@ -160,7 +160,7 @@ class ViewerFeed:
     def clear(self, scene: str) -> None:
         """Removes all of a scene, which has another map from now on."""
         with self._condition:
-            held = self._scenes[scene] = _Scene(self._reader())
+            held = self._scenes[scene] = _SceneToSend(self._reader())
             held.anew = True
             self._condition.notify()
 

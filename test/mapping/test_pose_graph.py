@@ -8,7 +8,7 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.mapping.pose_graph import Edge, _Graph, components, marginal, optimize
+from da3_ros.mapping.pose_graph import Edge, _GraphArrays, components, marginal, optimize
 
 SIGMA = np.array([0.02, 0.01, 0.02])
 LOOP = np.array([0.005, 0.003, 0.01])
@@ -60,12 +60,12 @@ def test_derivatives_equal_finite_differences():
     rng = np.random.default_rng(1)
     nodes = [disturbed(n.scaled(1.3), [0.3, 0.8, 0.5], rng) for n in drifted]
     edges[2] = dataclasses.replace(edges[2], whitening=rng.normal(size=(7, 7)))
-    exact, step = _Graph(nodes, edges, 0, False, None).derivative(), 1e-6
+    exact, step = _GraphArrays(nodes, edges, 0, False, None).derivative(), 1e-6
     for node in range(len(nodes)):
         for unknown in range(7):
             ends = []
             for sign in (-1, 1):
-                graph = _Graph(nodes, edges, 0, False, None)
+                graph = _GraphArrays(nodes, edges, 0, False, None)
                 graph.free = np.arange(7 * len(nodes))
                 graph._move(sign * step * np.eye(len(graph.free))[7 * node + unknown])
                 ends.append(graph.residual())

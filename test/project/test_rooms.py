@@ -162,11 +162,11 @@ def test_a_table_of_choices_imports_nothing_to_be_listed(table):
 
 
 def test_no_two_classes_have_one_name():
-    """So that a search for a name finds one class."""
+    """So that a search for a name finds one class; an underscore before it is no other name."""
     found: dict[str, list[str]] = {}
     for name, file in MODULES.items():
         for one in classes_of(file):
-            found.setdefault(one, []).append(name)
+            found.setdefault(one.lstrip("_"), []).append(name)
     assert {name: places for name, places in found.items() if len(places) > 1} == {}
 
 

@@ -30,7 +30,7 @@ POINT_BYTES = 24  # of a 2D point in images.bin: x, y, id of the 3D point
 
 
 @dataclass(frozen=True)
-class _Lens:
+class _ColmapLens:
     """A camera model of COLMAP's: its number in binary files, and what its parameters are."""
 
     number: int
@@ -49,19 +49,19 @@ def _two_focals(p: Sequence[float]) -> Sequence[float]:
 
 
 LENSES = {
-    "SIMPLE_PINHOLE": _Lens(0, 3, "plumb_bob", _one_focal, lambda p: ()),
-    "PINHOLE": _Lens(1, 4, "plumb_bob", _two_focals, lambda p: ()),
-    "SIMPLE_RADIAL": _Lens(2, 4, "plumb_bob", _one_focal, lambda p: (p[3], 0, 0, 0, 0)),
-    "RADIAL": _Lens(3, 5, "plumb_bob", _one_focal, lambda p: (p[3], p[4], 0, 0, 0)),
-    "OPENCV": _Lens(4, 8, "plumb_bob", _two_focals, lambda p: (*p[4:], 0)),
-    "OPENCV_FISHEYE": _Lens(5, 8, "equidistant", _two_focals, lambda p: p[4:]),
+    "SIMPLE_PINHOLE": _ColmapLens(0, 3, "plumb_bob", _one_focal, lambda p: ()),
+    "PINHOLE": _ColmapLens(1, 4, "plumb_bob", _two_focals, lambda p: ()),
+    "SIMPLE_RADIAL": _ColmapLens(2, 4, "plumb_bob", _one_focal, lambda p: (p[3], 0, 0, 0, 0)),
+    "RADIAL": _ColmapLens(3, 5, "plumb_bob", _one_focal, lambda p: (p[3], p[4], 0, 0, 0)),
+    "OPENCV": _ColmapLens(4, 8, "plumb_bob", _two_focals, lambda p: (*p[4:], 0)),
+    "OPENCV_FISHEYE": _ColmapLens(5, 8, "equidistant", _two_focals, lambda p: p[4:]),
 }
 # Parameters of each model of binary files, so that those after an unknown one can be read.
 PARAMETERS = (3, 4, 4, 5, 8, 8, 12, 5, 4, 5, 12)
 
 
 @dataclass(frozen=True)
-class _Camera:
+class _ColmapCamera:
     """A camera of a model."""
 
     lens: str
@@ -195,7 +195,7 @@ def _stamped(model: _Model, camera: str, rate_hz: float) -> Iterator[tuple[int, 
     return zip(stamps_of(stems, rate_hz), images, strict=True)
 
 
-def _cameras(model: _Model) -> Mapping[int, _Camera]:
+def _cameras(model: _Model) -> Mapping[int, _ColmapCamera]:
     """Returns the cameras by id. Raises RecordingError."""
     where, suffix = model
     path = where / f"cameras{suffix}"
@@ -209,12 +209,12 @@ def _images(model: _Model) -> Iterator[_PosedImage]:
     return _text_images(path) if suffix == TEXT else _read_binary(path, _binary_images)
 
 
-def _text_cameras(path: Path) -> Iterator[tuple[int, _Camera]]:
+def _text_cameras(path: Path) -> Iterator[tuple[int, _ColmapCamera]]:
     for number, text in rows(path):
         try:
             camera, lens, width, height, *parameters = text.split()
             values = numbers(parameters, len(parameters))
-            yield int(camera), _Camera(lens, (int(width), int(height)), values)
+            yield int(camera), _ColmapCamera(lens, (int(width), int(height)), values)
         except ValueError as error:
             raise RecordingError(f"{path}, line {number}: {error}") from error
 
@@ -264,7 +264,7 @@ def _unpack(file: BinaryIO, form: str) -> tuple[Any, ...]:
     return struct.unpack(f"<{form}", file.read(struct.calcsize(f"<{form}")))
 
 
-def _binary_cameras(file: BinaryIO) -> Iterator[tuple[int, _Camera]]:
+def _binary_cameras(file: BinaryIO) -> Iterator[tuple[int, _ColmapCamera]]:
     (count,) = _unpack(file, "Q")
     names = {lens.number: name for name, lens in LENSES.items()}
     for _ in range(count):
@@ -272,7 +272,7 @@ def _binary_cameras(file: BinaryIO) -> Iterator[tuple[int, _Camera]]:
         if not 0 <= number < len(PARAMETERS):
             raise ValueError(f"camera model {number} is unknown")
         values = _unpack(file, f"{PARAMETERS[number]}d")
-        yield camera, _Camera(names.get(number, str(number)), (width, height), values)
+        yield camera, _ColmapCamera(names.get(number, str(number)), (width, height), values)
 
 
 def _binary_images(file: BinaryIO) -> Iterator[_PosedImage]:
