@@ -35,6 +35,9 @@ def test_a_frame_crosses_no_more_than_it_did(words):
     assert 100 < found["own"]["functions"] == sum(found["own"]["rooms"].values()) <= len(calls)
     assert found["own"]["rooms"]["pipeline"] > 20
     assert not any(line.startswith("ros/") for line in calls)
+    if "--off" in words:  # there is no IMU, no measured depth, and no floor
+        assert not any(line.startswith(("inertial/", "navigation/")) for line in calls)
+        assert not any("see" in line and "blind_frames" in line for line in calls)
     for threads, most in zip(("own", "all"), MOST[words], strict=True):
         numbers = tuple(found[threads][name] for name in NUMBERS)
         assert all(now <= limit for now, limit in zip(numbers, most, strict=True)), (
