@@ -132,7 +132,7 @@ def test_an_imu_that_begins_later_says_what_is_up_from_then_on():
     known = [(r, f) for r, f in zip(out, frames, strict=True) if r.T_level_camera is not None]
     assert len(known) > FRAMES / 4
     assert all(r.stamp_ns >= frames[15].stamp_ns for r, _ in known)
-    assert np.median([tilt(r.T_level_camera, level(f)) for r, f in known]) < 1.0
+    assert np.median([tilt(r.T_level_camera, level(f)) for r, f in known]) < 1.5
 
 
 def test_a_gap_does_not_turn_the_map():
