@@ -189,6 +189,11 @@ class DepthMeasurement:
         """Number of keyframes whose depth may still change. Thread-safe."""
         return sum(not e.stays for e in list(self._entries.values()))
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no keyframe is kept."""
+        return not self._entries
+
     def add_keyframe(self, keyframe: Measurable) -> None:
         """Adds the newest keyframe."""
         self._chain, self._idle = keyframe.chain, 0

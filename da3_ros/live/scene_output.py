@@ -257,6 +257,8 @@ class TfOutput:
 
     def edges(self, frame: TrackedFrame) -> list[Edge]:
         """Returns the transforms of a frame."""
+        if self._config.tf.publish == "none":  # it cannot change while the node is configured
+            return []
         with self._lock:
             self._newest = frame.stamp_ns, self._clock()
             self._update_owners(frame.stamp_ns)

@@ -187,7 +187,7 @@ class SceneStream:
         self.refresh_map()
 
     def _why_silent(self, row: SceneTopic, frame: TrackedFrame) -> str:
-        reason = row.silent(self.output.messages, frame)
+        reason = row.silent(self.output.messages, frame) if row.silent is not None else ""
         if reason or not row.of_grid or self.pipeline.scene_map.is_level or frame.blind:
             return reason
         return "the loaded scene is not level: begin another one with ~/reset"

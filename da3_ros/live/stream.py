@@ -119,7 +119,7 @@ class Stream:
 
     def put(self, raw: RawFrame) -> None:
         """Add a new image; called from callbacks."""
-        self.frame_counts.receive()
+        self.frame_counts.received += 1
         self.arrived.add(self.host.now_ns())
         self.scene_streams.get(raw.camera, self._first).put(raw)
 
@@ -137,7 +137,13 @@ class Stream:
             chosen = self._chooser.next()
             if chosen is None:
                 return False
-            self._run(chosen)
+            for frames in chosen.framesets:
+                known = self._annotator.annotate(frames)
+                for tracked in chosen.scene_stream.pipeline.push(*known) if known else ():
+                    if self.host.stopping():
+                        return True
+                    self._deliver(chosen.scene_stream, tracked)
+            self.session.memory.grow()
         except Exception:
             self.frame_counts.lose("failed", self.frame_counts.in_processing(self._chooser.images))
             raise
@@ -341,17 +347,8 @@ class Stream:
         counts = self.frame_counts
         counts.lose("cleared", counts.in_processing(0) + counts.waiting)
 
-    def _run(self, chosen: NextWindow) -> None:
-        for frames in chosen.framesets:
-            known = self._annotator.annotate(frames)
-            for tracked in chosen.scene_stream.pipeline.push(*known) if known else ():
-                if self.host.stopping():
-                    return
-                self._deliver(chosen.scene_stream, tracked)
-        self.session.memory.grow()
-
     def _deliver(self, scene_stream: SceneStream, frame: TrackedFrame) -> None:
-        self.frame_counts.deliver()
+        self.frame_counts.finished += 1  # the publisher counts failures from here on
         if self.publisher is None:
             self._publish(scene_stream, frame)
         else:
@@ -391,15 +388,15 @@ def _open_live(config: PipelineConfig, session: Session | None) -> dict[str, Pip
 class FrameCounts:
     """Counts the images of all scenes from arrival to result or loss.
 
-    Callbacks call ``receive`` and ``discard``; all other changes are the worker's. Any thread may
-    read.
+    Callbacks change ``received`` and call ``discard``; all other changes are the worker's. Any
+    thread may read.
     """
 
     def __init__(self, scene_streams: Mapping[str, SceneStream]) -> None:
         self._scene_streams = scene_streams
         self.received = 0
         self._lost = ThreadSafeCounter()
-        self._taken = self._finished = 0  # images taken from the queues; of these, finished
+        self.taken = self.finished = 0  # images taken from the queues; of these, delivered or lost
 
     @property
     def processed(self) -> int:
@@ -417,30 +414,18 @@ class FrameCounts:
         chosen: images chosen for the next window that are not in a pipeline yet.
         """
         dropped = sum(sum(_drops(pipeline).values()) for pipeline in self._pipelines())
-        return self._taken - self._finished - dropped - self.waiting - chosen
-
-    def receive(self) -> None:
-        """Count a received image."""
-        self.received += 1
+        return self.taken - self.finished - dropped - self.waiting - chosen
 
     def discard(self, cause: str, images: int) -> None:
         """Count images that were received and are not used."""
         self.received += images
         self._lost.add(cause, images)
 
-    def take(self, images: int) -> None:
-        """Count images that were taken from a queue."""
-        self._taken += images
-
-    def deliver(self) -> None:
-        """Count a delivered image; the publisher counts failures from here on."""
-        self._finished += 1
-
     def lose(self, cause: str, images: int = 1) -> None:
         """Count taken images that are lost because of ``cause``."""
         if images > 0:
             self._lost.add(cause, images)
-            self._finished += images
+            self.finished += images
 
     def drop_counts(self) -> dict[str, int]:
         """Returns the number of lost images by cause."""
@@ -527,7 +512,7 @@ class WindowChooser:
         for scene_stream in sorted(self._scene_streams.values(), key=lambda s: s.queue.since_ns):
             waiting = scene_stream.queue.take(self._host.now_ns())
             if waiting:
-                self._frame_counts.take(sum(map(len, waiting)))
+                self._frame_counts.taken += sum(map(len, waiting))
                 return NextWindow(scene_stream, [self._read(scene_stream, i) for i in waiting])
         return None
 

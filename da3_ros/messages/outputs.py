@@ -93,9 +93,9 @@ class Outputs:
             name = _prefixed(self.scene_prefix if row.of_scene else frame.camera, topic)
             if not (row.unasked or has_subscribers(name)):
                 continue
-            if reason := row.silent(self, frame):
+            if row.silent is not None and (reason := row.silent(self, frame)):
                 self._warn(f"~/{name} is silent: {reason}", every_s=SILENT_PERIOD_S)
-            elif row.has(frame):
+            elif row.has is None or row.has(frame):
                 message = row.build(self, frame)
                 if message is not None:
                     yield name, row.type, message
@@ -255,22 +255,16 @@ class Topic:
     optional: bool = False  # whether the package of its type may be missing
 
 
-def _always(frame: TrackedFrame) -> bool:
-    return True
-
-
-def _never(s: OutputContext, frame: TrackedFrame) -> str:
-    return ""
-
-
 @dataclass(frozen=True, kw_only=True)
 class FrameTopic(Topic):
     """A topic with a message of a frame."""
 
     build: Callable[[OutputContext, TrackedFrame], Any]  # returns None if there is nothing to send
-    has: Callable[[TrackedFrame], bool] = _always  # whether a frame has the data
+    # Whether a frame has the data; None: all have it.
+    has: Callable[[TrackedFrame], bool] | None = None
     # Why it cannot be built, with the remedy; empty: it can be, or will be without doing anything.
-    silent: Callable[[OutputContext, TrackedFrame], str] = _never
+    # None: it always can.
+    silent: Callable[[OutputContext, TrackedFrame], str] | None = None
     unasked: bool = False  # whether it is built without subscribers too
     of_scene: bool = False  # whether its prefix is that of the scene, not that of the camera
 
@@ -287,7 +281,7 @@ class SceneTopic(Topic):
     on_change: bool = False
     of_grid: bool = False  # whether what changes is the occupancy grid, not the points
     # As in FrameTopic, by the newest frame.
-    silent: Callable[[OutputContext, TrackedFrame], str] = _never
+    silent: Callable[[OutputContext, TrackedFrame], str] | None = None
 
 
 # What frames have -------------------------------------------------------------------------------

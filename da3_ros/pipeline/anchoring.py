@@ -60,6 +60,7 @@ class Anchoring:
         """Begins a new scene."""
         # By camera, the leading one first: each has got all. One that sees nothing has no poses.
         self._waiting: dict[str, deque[GlobalPose]] = {}
+        self.has_begun = False  # whether the scene has got any
         self._come: Counter[str] = Counter()  # number that each has got
         # The newest ones that became anchors: a camera may get them later than another one.
         self._taken: deque[tuple[float, ...]] = deque(maxlen=MOST_WAITING)
@@ -84,6 +85,7 @@ class Anchoring:
         """Begins with a saved map, which lies where its anchors have it, if it has some."""
         self.restart()
         self._held, self.placed = list(held), bool(held)
+        self.has_begun = bool(held)
 
     def held(self, submaps: Collection[int]) -> tuple[HeldAnchor, ...]:
         """Returns what ``restore`` takes, of a map with these submaps: the anchors that fit."""
@@ -93,9 +95,8 @@ class Anchoring:
         return tuple(a for a in fitting if a.submap in submaps)
 
     def add(self, view: View) -> None:
-        """Adds the global poses that came with a view."""
-        if not view.anchors:
-            return
+        """Adds the global poses that came with a view, which has some."""
+        self.has_begun = True
         waiting = self._waiting.setdefault(view.camera, deque(maxlen=MOST_WAITING))
         waiting.extend(given for given in view.anchors if _key(given) not in self._taken)
         before = max(self._come.values(), default=0)

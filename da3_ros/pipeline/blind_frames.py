@@ -127,7 +127,7 @@ class BlindFrames:
 
     def is_unrelated(self, window: Window, shared: Sequence[OverlapView]) -> bool:
         """Whether a window after a gap shares no view, so that a new chain must begin."""
-        if shared or not self.sight.has_placed or not self.config.hold_when_blind:
+        if shared or not self.config.hold_when_blind or not self.sight.has_placed:
             return False
         if not self._has_gap(window):
             return False
@@ -196,10 +196,12 @@ class BlindFrames:
         return True
 
     def keep_odometry(self, frame: LocalFrame) -> None:
-        """Keeps odometry from jumping at the first frame after a gap; call before the frame's pose
-        is noted."""
+        """Keeps odometry from jumping at the first frame after a gap, if ``Sight.was_blind``; call
+        before the frame's pose is noted."""
+        if not frame.is_reference:
+            return
         held = self._held(frame.camera, frame.id)
-        if held is None or not frame.is_reference or not self.sight.was_blind:
+        if held is None:
             return
         if self._odometry.prior.replaces_poses:  # the robot knows how it has moved
             return
@@ -396,7 +398,7 @@ class Sight:
     def end_gap(self) -> None:
         """Notes that the cameras are placed, or that a new chain begins."""
         self._blind_framesets = 0  # in which no camera was placed, since the last one that was
-        self._is_held = False  # whether the newest frameset was not placed
+        self.was_blind = False  # whether the newest frameset could not be placed
         # Windows in which the camera was looked for in vain. Blind images between them do not
         # count anew: a camera that repeats or flickers would never give up.
         self.attempts = 0
@@ -411,11 +413,6 @@ class Sight:
     def has_placed(self) -> bool:
         """Whether any camera was placed since the start."""
         return any(one.last is not None for one in self._cameras.values())
-
-    @property
-    def was_blind(self) -> bool:
-        """Whether the newest frameset could not be placed."""
-        return self._is_held
 
     @property
     def expects_tracks(self) -> bool:
@@ -464,7 +461,7 @@ class Sight:
         for name in self._poses:
             self._camera(name).note_frameset(self._poses)
         if frame.is_reference:
-            self._blind_framesets, self._is_held = 0, False
+            self._blind_framesets, self.was_blind = 0, False
 
     def note_window(self, *, refined: bool | None) -> None:
         """Notes a window that was placed, and whether it has enough tracks; None: there was no
@@ -486,7 +483,7 @@ class Sight:
         """Notes and counts a view that shows nothing, or was not placed."""
         camera = prepared.view.camera
         if prepared.is_reference:  # no camera of its frameset sees
-            self._is_held = True
+            self.was_blind = True
             # A refused view shows something: the next window that fits says where.
             self._blind_framesets += prepared.blind != REFUSED
         self._camera(camera).note_blind(prepared)

@@ -178,6 +178,12 @@ class DepthMapping:
         return self._running is not None or not self._is_settled
 
     @property
+    def is_idle(self) -> bool:
+        """Whether a window leaves nothing to do. A keyframe that is measured counts as long as it
+        is kept: when the map is corrected, it may be measured anew."""
+        return not self.goes_on and self.measurement.is_empty
+
+    @property
     def waiting(self) -> int:
         """Number of keyframes that a pause would go on with; 0 after one. Thread-safe."""
         return self.measurement.unfinished if self.goes_on else 0

@@ -139,6 +139,12 @@ class MapAdjustment(MapListener):
         self._chain = 0  # of the newest view
         self._running: tuple[_AdjustmentJob, Future[_AdjustmentResult]] | None = None
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to forget. That loops were closed counts too: else it would
+        cause an adjustment later, of other keyframes."""
+        return not (self._keyframes or self._newest or self._all)
+
     def _drop(self, count: int) -> None:
         """Forgets the oldest keyframes."""
         if count > 0:

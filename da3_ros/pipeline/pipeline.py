@@ -101,9 +101,10 @@ class Pipeline:
         self.scene_map.hold_level(ends=True)
         self.scene_map.close_loop(wait=True)
         self.scene_map.hold_by_anchors(ends=True)
-        self.scene_map.adjust(self.refinement.metre, self.odometry.chain, ends=True)
+        graph, chain = self.refinement.refiner.graph, self.odometry.chain
+        self.scene_map.adjust(graph.metre, chain, ends=True)
         if self._steps.take_lenses():
-            self.scene_map.adjust(self.refinement.metre, self.odometry.chain, ends=True)
+            self.scene_map.adjust(graph.metre, chain, ends=True)
         self.scene_map.finish_depth()
 
     def _levelled(self, frames: Iterator[TrackedFrame]) -> Iterator[TrackedFrame]:

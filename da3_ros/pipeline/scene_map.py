@@ -373,10 +373,11 @@ class SceneMap(MapListener):
         frame = self._without_smears(frame)
         submap, T_submap_camera = self.submaps.add_frame(frame, waiting=measure)
         unit = self.table.T_local_submap(submap.id).scale
-        self.floor_map.add(
-            frame, submap.id, T_submap_camera, unit, self._T_ros_map, waiting=measure,
-            read_only=self.localizes,
-        )  # fmt: skip
+        if frame.T_level_camera is not None:
+            self.floor_map.add(
+                frame, submap.id, T_submap_camera, unit, self._T_ros_map, waiting=measure,
+                read_only=self.localizes,
+            )  # fmt: skip
         if measure and data is not None:
             self.dense.add_keyframe(Measurable(
                 frame.id, frame.window.chain, submap.id, frame.camera, frame.stamp_ns, frame.image,
@@ -404,7 +405,8 @@ class SceneMap(MapListener):
         keyframes show it; None if they do not.
         """
         if not self.adjusts:
-            self.adjustment.forget_features()
+            if not self.adjustment.is_empty:
+                self.adjustment.forget_features()
             return None
         if self.loops.is_solving:  # what is found now would be of another map
             return None
@@ -493,8 +495,10 @@ class SceneMap(MapListener):
 
         pause: no window has come for a while, so that keyframes wait for no later ones.
         """
-        self._note_metres()
         dense = self.dense
+        if dense.is_idle:  # as where ``dense.enabled`` is off
+            return
+        self._note_metres()
         found = dense.pause if pause else dense.end_window
         self._take_depth(found(self._pose_of, self._points_maker))
 
@@ -506,6 +510,8 @@ class SceneMap(MapListener):
 
     def carve_floor(self) -> None:
         """Goes on to carve the occupancy grid anew, after a window, if the map was corrected."""
+        if not self.is_level:  # nobody is shown the grid before
+            return
         self.floor_map.occupancy.end_window(self._T_ros_map)
 
     def occupancy(self, *, finished: bool = False) -> OccupancyGrid | None:
@@ -714,7 +720,10 @@ class SceneMap(MapListener):
         """Moves the map to global poses of the robot, before the window of new ``views``. ends: no
         window follows."""
         for view in views:
-            self.anchoring.add(view)
+            if view.anchors:
+                self.anchoring.add(view)
+        if not self.anchoring.has_begun:
+            return
         if not self.anchoring.is_due(self._why_no_anchors()) or self.loops.is_solving:
             return
         was_placed = self.anchoring.placed

@@ -21,7 +21,6 @@ from da3_ros.mapping.alignment import Alignment
 from da3_ros.mapping.map_table import MapTable
 from da3_ros.pipeline.window_builder import PreparedView
 from da3_ros.pipeline.window_odometry import WindowOdometry
-from da3_ros.refinement.bundle import Metre
 from da3_ros.refinement.lens_calibration import LensEstimate
 from da3_ros.refinement.loop_check import (
     joined_by_tracks,
@@ -294,26 +293,6 @@ class WindowRefinement:
         count = self.counters["refinement_failed"]
         if count <= REPORTED:
             log.error("%s: %s: %s", what, type(error).__name__, error, exc_info=count == 1)
-
-    @property
-    def metre(self) -> Metre:
-        """The length of a metre in local by the rig, as far as it is known."""
-        return self.refiner.graph.metre
-
-    @property
-    def gave_up_metre(self) -> bool:
-        """Whether tracks contradict the rig again and again, so that it shows no metre."""
-        return self.refiner.graph.gave_up_metre
-
-    @property
-    def knows_metre(self) -> bool:
-        """Whether the rig has shown the metre well."""
-        return self.refiner.graph.knows_metre
-
-    def take_metre(self, metre: Metre | None) -> None:
-        """Takes over the metre as all keyframes show it; None: they do not."""
-        if metre is not None:
-            self.refiner.graph.take_metre(metre)
 
     def keep(self, table: MapTable) -> None:
         """Forgets views that no later window can share, and where the others are."""

@@ -1,8 +1,8 @@
 """The order of steps for each window: infer, place, update the map, deliver.
 
 Owns the parts that the steps ask: builder, session, odometry, refinement, map, features of places,
-gyro, search for the pose, standing, blind frames. Of its own it has what one window leaves for the
-next: whether the robot stands, a gap that a gyro bridges, faults of the IMU that were logged.
+gyro, IMU, search for the pose, standing, blind frames. Of its own it has what one window leaves
+for the next: whether the robot stands, and a gap that a gyro bridges.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from da3_ros.pipeline.delivery import (
     tracked_frame,
 )
 from da3_ros.pipeline.keyframe_recording import KeyframeData
-from da3_ros.pipeline.line_kinds import kind_of
 from da3_ros.pipeline.place_features import PlaceFeatures
-from da3_ros.pipeline.pose_conditioning import turned_by_gyro, unit_by_prior
+from da3_ros.pipeline.pose_conditioning import unit_by_prior
 from da3_ros.pipeline.scene_map import SceneMap
 from da3_ros.pipeline.standing import Standing
 from da3_ros.pipeline.window_builder import ImageFormat, PreparedView, WindowBuilder
+from da3_ros.pipeline.window_imu import WindowImu
 from da3_ros.pipeline.window_inference import WindowInference, without_invalid_depth
 from da3_ros.pipeline.window_odometry import WindowOdometry
 from da3_ros.pipeline.window_refinement import WindowRefinement, in_refined_unit
@@ -55,7 +55,6 @@ from da3_ros.types import (
     Array,
     FloatImage,
     Image,
-    ImuStretch,
     Prediction,
     PreparedImage,
     Scale,
@@ -67,11 +66,6 @@ from da3_ros.types import (
 )
 
 log = logging.getLogger(__name__)
-
-GYRO_CONTRADICTS = (
-    "its rotations are not those of the camera: check the transform from the camera to the IMU "
-    "(camera frames: z forward, x right), imu.time_offset_s, and its unit (rad/s)"
-)
 
 
 class WindowSteps(MapListener):
@@ -96,9 +90,7 @@ class WindowSteps(MapListener):
         self.odometry = WindowOdometry(config, error, counters, self.scene_map.table)
         self.places = PlaceFeatures()
         self.scene_map.table.listeners.extend((self, self.places))
-        self._imu_faults = set[tuple[str, str]]()  # that were logged: cameras and kinds
-        self._imu_is_late = False  # whether that was logged
-        self._measured_by_imu: dict[int, ImuStretch] = {}  # of the newest window, by view
+        self._imu: WindowImu | None = None  # None: no view has had data of one
         self._bridged: Bridge | None = None  # a gap, until the first window after it
         self.refinement = WindowRefinement(config, counters, limits, self.gyro)
         self.pose_search = PoseSearch()
@@ -130,11 +122,16 @@ class WindowSteps(MapListener):
         new chain if the camera is lost, else looks for a loop. Yields nothing if the window
         fails.
         """
-        self._measured_by_imu.clear()
-        taken = [self._with_sound_imu(prepared) for prepared in self.builder.take()]
+        taken = self.builder.take()
+        if self._imu is None and any(prepared.view.imu is not None for prepared in taken):
+            self._imu = WindowImu(self.gyro, self.scene_map, self.counters)
+        if self._imu is not None:
+            taken = self._imu.take(taken)
         closed = self.scene_map.close_loop()
-        metre = self.scene_map.adjust(self.refinement.metre, self.odometry.chain)
-        self.refinement.take_metre(metre)
+        graph = self.refinement.refiner.graph
+        metre = self.scene_map.adjust(graph.metre, self.odometry.chain)
+        if metre is not None:
+            graph.take_metre(metre)
         follow(self.scene_map, [prepared.view for prepared in taken])
         self.scene_map.hold_by_anchors([prepared.view for prepared in taken])
         new = [p for p in taken if not p.blind]
@@ -185,10 +182,8 @@ class WindowSteps(MapListener):
         if not shared:
             self._end_bridge(new)
         estimate = self.refinement.calibrated(window, new, WindowEstimate.of(prediction))
-        turned = turned_by_gyro(window, estimate, self.gyro)
-        if turned is not estimate:
-            self.counters["windows_turned_by_gyro"] += 1
-            estimate = turned
+        if self._imu is not None:
+            estimate = self._imu.turned(window, estimate)
         estimate, cause = self.blind.judge(window, shared, new, estimate)
         if cause:
             yield from self._deliver_untrusted(new, prediction, cause)
@@ -208,9 +203,10 @@ class WindowSteps(MapListener):
         )  # fmt: skip
         for index, prepared in enumerate(new, len(shared)):
             yield self._deliver(prepared, index, placed, report)
-        refined = placed.refined
-        by_features = refined is not None and refined.by_features
-        self.blind.sight.note_window(refined=None if self.refinement.skipped else by_features)
+        if self.config.hold_when_blind:
+            refined = placed.refined
+            by_features = refined is not None and refined.by_features
+            self.blind.sight.note_window(refined=None if self.refinement.skipped else by_features)
         self._finish_window(window)
 
     def _held(self, window: Window, prediction: Prediction) -> PlacedWindow | None:
@@ -253,7 +249,8 @@ class WindowSteps(MapListener):
             )
             unit = self.scene_map.scale.published_unit(frame.scale)
             out = less_certain(dataclasses.replace(out, id=frame.id), unseen, unit)
-            self.blind.sight.see(out, prepared.view.frameset, frame.T_local_camera)
+            if self.config.hold_when_blind:
+                self.blind.sight.see(out, prepared.view.frameset, frame.T_local_camera)
             yield self._at_published_size(out, prepared)
             self.gyro.note_rest(frame.id, frame.T_local_camera[:3, :3])
         self.scene_map.measure_depth()
@@ -269,7 +266,8 @@ class WindowSteps(MapListener):
         scale, depth = self.scene_map.scale, estimate.depth
         known = self._measured(window, without_invalid_depth(window, estimate))
         aligned, alignment = self.odometry.place(window, shared, known, scale.unit_of(known))
-        metre_known = self.refinement.knows_metre
+        graph = self.refinement.refiner.graph
+        metre_known = graph.knows_metre
         by_tracks, alignment, refined = self.refinement.run(
             window, new, aligned, alignment, self.odometry, self.scene_map.table
         )
@@ -277,7 +275,7 @@ class WindowSteps(MapListener):
             metre_known |= refined.views.metre_is_known or refined.views.metre_is_open
         if not metre_known:
             scale.source.report_missing()
-        if self.refinement.gave_up_metre:
+        if graph.gave_up_metre:
             scale.doubt_rig()
         if refined is None:
             return PlacedWindow(window, prediction, aligned, alignment, depth)
@@ -294,8 +292,9 @@ class WindowSteps(MapListener):
         if window.T_prior_camera is not None:
             self.counters["windows_with_prior"] += 1
         by_prior = unit_by_prior(window, estimate)
+        graph = self.refinement.refiner.graph
         measures = tuple(
-            None if source.needs_rig and self.refinement.knows_metre
+            None if source.needs_rig and graph.knows_metre
             else source.measure(window, estimate, by_prior)
             for source in scale.source.members
         )  # fmt: skip
@@ -309,12 +308,11 @@ class WindowSteps(MapListener):
         if placed.refined is not None:
             self.scene_map.adopt(placed.refined)  # the unit, in which its poses are
             self.odometry.apply_refinement(placed.refined)
-        self._teach_gyro(placed)
+        if self._imu is not None:
+            self._imu.learn(placed, by_network=not self.config.refinement.enabled)
         self.odometry.report_refusal(window)
         if self.blind.sight.attempts:  # found by keyframes: the newest views are elsewhere
             self.odometry.overlap_views.forget_newest()
-        # Of the camera whose motion counts.
-        self.scene_map.scale.note_imu(self._trust(window.views[-window.new].camera))
         fits = placed.alignment.accepted or window.new == len(window.views)
         scale = self.scene_map.update_scale(
             window, placed.estimate, placed.alignment.T_local_window if fits else None,
@@ -349,7 +347,8 @@ class WindowSteps(MapListener):
                 self.pose_search.hint,
                 self.places.matching if self.config.refinement.enabled else None,
             )
-            self.scene_map.hold_level()
+            if self._imu is not None:  # else nothing has said what is up in a submap
+                self.scene_map.hold_level()
             if self.scene_map.submaps.pose_known:  # else two may contradict each other
                 self.pose_search.note_found(self.scene_map.loops.found - found)
 
@@ -360,7 +359,8 @@ class WindowSteps(MapListener):
         coordinates."""
         frame = placed.frame(prepared, index, report, self.config.depth)
         frame = self._levelled(frame, prepared.view)
-        self.blind.keep_odometry(frame)
+        if self.blind.sight.was_blind:
+            self.blind.keep_odometry(frame)
         overlap_view = self.odometry.overlap_view_of(prepared.view, frame)
         if overlap_view is not None:
             frame = dataclasses.replace(frame, keyframe=self.odometry.is_keyframe(overlap_view))
@@ -401,7 +401,8 @@ class WindowSteps(MapListener):
         if out.scale.metric and not self.odometry.unit_known:
             # Its unit is only assumed from earlier windows, so that its depth is not metric.
             out = dataclasses.replace(out, depth_m=np.full_like(out.depth_m, np.nan))
-        self.blind.sight.see(out, prepared.view.frameset, frame.T_local_camera)
+        if self.config.hold_when_blind:
+            self.blind.sight.see(out, prepared.view.frameset, frame.T_local_camera)
         return self._at_published_size(out, prepared)
 
     def _is_measurable(self, placed: PlacedWindow) -> bool:
@@ -467,60 +468,18 @@ class WindowSteps(MapListener):
                 self.odometry.turn_cameras(view.camera, turn[0])
                 return
 
-    def _with_sound_imu(self, prepared: PreparedView) -> PreparedView:
-        """Adds a view to the gyro's; returns it without data of an IMU that its camera
-        contradicts."""
-        view = prepared.view
-        self.gyro.add(view)
-        if view.imu is not None:
-            self._measured_by_imu[view.id] = view.imu
-        if view.imu is None or self._is_sound(view.camera):
-            return prepared
-        return dataclasses.replace(prepared, view=dataclasses.replace(view, imu=None))
-
-    def _is_sound(self, camera: str) -> bool:
-        """Whether the camera's rotations do not contradict the IMU; else says so once for each
-        camera and each fault that is known of it, whatever its numbers."""
-        state, fault = self.gyro.state(camera), self.gyro.mount.fault
-        if state != "contradicts" and not fault:
-            return True
-        self.counters["gyro_contradicted"] += 1
-        camera = self.scene_map.level_finder.camera if fault else camera
-        fault = fault or GYRO_CONTRADICTS
-        kind = camera, kind_of(fault)
-        if kind not in self._imu_faults:
-            self._imu_faults.add(kind)
-            log.warning("imu: not used%s: %s", f" by camera {camera}" if camera else "", fault)
-        return False
-
     def _levelled(self, frame: LocalFrame, view: View, *, still: bool = False) -> LocalFrame:
-        # Also of an IMU that is not used: it may be mended.
-        stretch, camera = self._measured_by_imu.get(view.id), view.camera
-        out = self.scene_map.levelled(frame, stretch, self._trust(camera), still=still)
-        if (late := self.gyro.mount.late) and not self._imu_is_late:
-            self._imu_is_late = True
-            log.warning("imu: %s", late)
-        return out
-
-    def _trust(self, camera: str) -> str:
-        """Returns whether a camera's rotations confirm the IMU: agrees, unknown, or no."""
-        return self.gyro.state(camera) if self._is_sound(camera) else "no"
+        if self._imu is not None:
+            return self._imu.levelled(frame, view, still=still)
+        if self.config.level.source not in ("ground", "imu"):  # nothing else is asked what is up
+            return frame
+        return self.scene_map.levelled(frame, None, "unknown", still=still)
 
     def _forget_gyro_poses(self) -> None:
+        if self._imu is None:
+            return
         held = self.standing.ids
         self.gyro.keep({*self.scene_map.table.shared, *self.blind.sight.last_views, *held})
-
-    def _teach_gyro(self, placed: PlacedWindow) -> None:
-        """Compares the gyro with the poses of a window."""
-        window, poses = placed.window, None
-        if placed.refined is not None:
-            poses = placed.refined.views.poses
-        elif placed.alignment.accepted and not self.config.refinement.enabled:
-            T, at = placed.estimate.T_window_camera, placed.alignment.T_local_window
-            poses = {view.id: at.pose(T[k]) for k, view in enumerate(window.views)}
-        if poses is None:
-            return
-        self.gyro.learn(window.views, poses, by_tracks=placed.refined is not None)
 
     def _deliver_blind(self, prepared: PreparedView) -> TrackedFrame:
         return self._at_published_size(self.blind.frame(prepared), prepared)

@@ -69,31 +69,27 @@ class FrameAnnotator:
         return [
             dataclasses.replace(
                 frame,
-                T_prior_camera=self._prior_of(frame),
+                T_prior_camera=self._prior_of(frame, self.prior) if self.prior else None,
                 prior_variance=self.prior.variance(frame.stamp_ns) if self.prior else None,
                 T_rig_camera=self._rig.camera(frame.camera, frame.frame_id, frame.stamp_ns),
-                T_level_camera=self._level_of(frame),
-                slam=self._slam_of(frame),
-                imu=self._imu_of(frame),
-                returns=None if self.ranges is None else self.ranges.at(frame),
-                anchors=self._anchors_of(frame),
+                T_level_camera=self._level_of(frame) if self._base else None,
+                slam=self._slam_of(frame, self.slam) if self.slam else None,
+                imu=self._imu_of(frame, self.imu) if self.imu else None,
+                returns=self.ranges.at(frame) if self.ranges else None,
+                anchors=self._anchors_of(frame, self.anchors) if self.anchors else (),
             )
             for frame in frames
         ]
 
-    def _prior_of(self, frame: Frame) -> Array | None:
-        if self.prior is None:
-            return None
+    def _prior_of(self, frame: Frame, prior: PosePrior) -> Array | None:
         try:
-            return self.prior.camera(frame.frame_id, frame.stamp_ns)
+            return prior.camera(frame.frame_id, frame.stamp_ns)
         except PriorError as error:
             self.without_prior += 1
-            self._warn(f"no pose from {self.prior.source}: {error}", every_s=WARNING_PERIOD_S)
+            self._warn(f"no pose from {prior.source}: {error}", every_s=WARNING_PERIOD_S)
             return None
 
     def _level_of(self, frame: Frame) -> Array | None:
-        if not self._base:
-            return None
         try:
             return self.transforms.lookup(self._base, frame.frame_id, frame.stamp_ns)
         except TransformError as error:
@@ -101,25 +97,19 @@ class FrameAnnotator:
             self._warn(f"{text}: {error}", every_s=WARNING_PERIOD_S)
             return None
 
-    def _imu_of(self, frame: Frame) -> ImuStretch | None:
-        if self.imu is None:
-            return None
-        return self.imu.stretch(frame.camera, frame.frame_id, frame.stamp_ns, self._warn)
+    def _imu_of(self, frame: Frame, imu: ImuInput) -> ImuStretch | None:
+        return imu.stretch(frame.camera, frame.frame_id, frame.stamp_ns, self._warn)
 
-    def _slam_of(self, frame: Frame) -> SlamPose | None:
-        if self.slam is None:
-            return None
+    def _slam_of(self, frame: Frame, slam: SlamCorrections) -> SlamPose | None:
         try:
-            return self.slam.at(frame.frame_id, frame.stamp_ns)
+            return slam.at(frame.frame_id, frame.stamp_ns)
         except TransformError as error:
-            text = f"pose_prior.corrections is {self.slam.kind}, but nothing can be followed"
+            text = f"pose_prior.corrections is {slam.kind}, but nothing can be followed"
             self._warn(f"{text}: {error}", every_s=WARNING_PERIOD_S)
             return None
 
-    def _anchors_of(self, frame: Frame) -> tuple[GlobalPose, ...]:
-        if self.anchors is None:
-            return ()
-        found, why = self.anchors.until(frame.camera, frame.frame_id, frame.stamp_ns)
+    def _anchors_of(self, frame: Frame, anchors: GlobalPoses) -> tuple[GlobalPose, ...]:
+        found, why = anchors.until(frame.camera, frame.frame_id, frame.stamp_ns)
         if why:
             self._warn(f"global_pose: not used: {why}", every_s=WARNING_PERIOD_S)
         return found

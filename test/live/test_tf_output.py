@@ -17,7 +17,7 @@ ODOM_BASE = ("odom", "base")
 class Stage:
     """A TfOutput, its clock, the other nodes' transforms and what was warned of."""
 
-    def __init__(self, base="base", cameras=()):
+    def __init__(self, base="base", cameras=(), publish="auto"):
         self.now_s, self.warned = 0.0, []
         self.tree = TransformTree(gone_s=GONE_S, clock=lambda: self.now_s)
         self.tree.add("base", "optical", np.eye(4), 0, static=True)
@@ -25,7 +25,7 @@ class Stage:
             pipeline=SimpleNamespace(
                 cameras=cameras, pose_prior=SimpleNamespace(corrections="none")
             ),
-            tf=SimpleNamespace(publish="auto"),
+            tf=SimpleNamespace(publish=publish),
             base_frame=base,
         )
         outputs = SimpleNamespace(
@@ -128,3 +128,12 @@ def test_a_base_that_another_camera_moved_is_repeated():
     stage.frame(1.2, camera="front")
     stage.frame(1.2, "left_optical", camera="left", is_reference=False)
     assert set(stage.repeated(3.0)) == {("map", "odom"), ODOM_BASE}
+
+
+def test_a_node_that_publishes_none_asks_and_keeps_nothing():
+    stage = Stage(publish="none")
+    stage.tree = stage.out._others = None  # so that a question would be an error
+    assert not stage.frame(1.0)
+    assert not stage.repeated(3.0)
+    assert stage.out._plan is None
+    assert not stage.out._published

@@ -127,6 +127,14 @@ def test_without_imu_data_nothing_is_level_():
     assert not pipeline.scene_map.is_level
 
 
+def test_an_imu_that_begins_later_says_what_is_up_from_then_on():
+    _, out, frames = run(gap=range(15))
+    known = [(r, f) for r, f in zip(out, frames, strict=True) if r.T_level_camera is not None]
+    assert len(known) > FRAMES / 4
+    assert all(r.stamp_ns >= frames[15].stamp_ns for r, _ in known)
+    assert np.median([tilt(r.T_level_camera, level(f)) for r, f in known]) < 1.5
+
+
 def test_a_gap_does_not_turn_the_map():
     _, out, frames = run(gap=range(20, 26))
     errors = [

@@ -3,6 +3,8 @@
 import dataclasses
 import logging
 import threading
+from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -611,3 +613,13 @@ def test_a_time_jump_begins_with_new_features(small_walk):
     run(small_walk, pipeline, small_walk[1][:3])
     assert not before & {k.id for k in adjustment._keyframes}
     assert not before & {k.id for k in adjustment._newest.values()}
+
+
+def test_a_loop_in_a_map_that_is_not_adjusted_is_forgotten():
+    """Else the first window of a map that grows again would adjust all keyframes for it."""
+    adjustment = map_adjustment.MapAdjustment(MapTable(), Counter())
+    assert adjustment.is_empty
+    adjustment.on_correction(SimpleNamespace(loops=[object()]), {})
+    assert not adjustment.is_empty
+    adjustment.forget_features()
+    assert adjustment.is_empty
