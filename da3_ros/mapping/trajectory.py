@@ -264,7 +264,8 @@ class Trajectory:
     def move(self, frames: Sequence[PoseInSubmap]) -> None:
         """Replaces the poses of frames; one that is not stored stays so."""
         rows = self._rows[: self._size]
-        at = self._index({(f.stamp_ns, f.camera) for f in frames})
+        oldest = min((f.submap for f in frames), default=0)
+        at = self._index({(f.stamp_ns, f.camera) for f in frames}, oldest)
         for f in frames:
             k = at.get((f.stamp_ns, f.camera))
             if k is not None and rows["submap"][k] == f.submap:
@@ -282,15 +283,18 @@ class Trajectory:
             out.append(PoseInSubmap(int(row["stamp_ns"]), name, int(row["submap"]), T))
         return out
 
-    def _index(self, frames: Collection[tuple[int, str]]) -> dict[tuple[int, str], int]:
-        """Returns the indices of the newest rows of frames (stamp, camera).
+    def _index(
+        self, frames: Collection[tuple[int, str]], oldest: int = 0
+    ) -> dict[tuple[int, str], int]:
+        """Returns the indices of the newest rows of frames (stamp, camera) in submaps from
+        ``oldest`` on.
 
         Looks from the end on: most frames that are asked for are new ones, in a path of any
-        length.
+        length. Submaps follow each other in it, so that one that is not stored ends the search.
         """
         missing, found = set(frames), dict[tuple[int, str], int]()
         end, length = self._size, BLOCK
-        while missing and end:
+        while missing and end and self._rows["submap"][end - 1] >= oldest:
             begin = max(0, end - length)
             rows = self._rows[begin:end]
             stamps = np.array([stamp for stamp, _ in missing], np.int64)

@@ -147,6 +147,21 @@ def test_refinement_corrects_the_pose_at_which_a_camera_stands():
     assert path.poses().rows["T"][:, 0, 3].tolist() == [0.3, 0.3]
 
 
+def test_frames_of_any_submap_are_moved_and_one_that_is_not_stored_ends_the_search(monkeypatch):
+    monkeypatch.setattr(trajectory, "BLOCK", 2)
+    path, looked = Trajectory(), []
+    for i in range(40):
+        path.add_pose(replace(frame(0, pose(i)), stamp_ns=i), pose(i), i // 10)
+    moved = [PoseInSubmap(i, "", i // 10, pose(0.5)) for i in (0, 10, 29, 39)]
+    path.move([*moved, PoseInSubmap(99, "", 2, pose(9.0))])
+    x = path.poses().rows["T"][:, 0, 3]
+    assert np.flatnonzero(x == 0.5).tolist() == [0, 10, 29, 39]
+    isin = np.isin
+    monkeypatch.setattr(np, "isin", lambda a, b: looked.append(len(a)) or isin(a, b))
+    path.move([PoseInSubmap(99, "", 3, pose(9.0))])
+    assert 10 <= sum(looked) < 30
+
+
 def test_a_frame_of_a_camera_that_stood_has_the_pose_at_which_it_stood():
     held = store()
     end = stay(held, 0, 10, keyframe=True)
