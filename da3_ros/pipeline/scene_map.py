@@ -410,14 +410,11 @@ class SceneMap(MapListener):
             return None
         if self.loops.is_solving:  # what is found now would be of another map
             return None
-        source, measured = self.scale.source, self.scale.measured
-        by_depth = source.by_depth or not source.learns
+        source = self.scale.source
         found = self.adjustment.end_window(
-            # Where depth gives metres, lengths between cameras change: depth that was measured
-            # by these has to change with them.
-            self.table.edges, rigid=measured and not by_depth,
-            by_depth=measured and by_depth, ends=ends, metre=metre, chain=chain,
-            check_lenses=self.config.refinement.lens,
+            self.table.edges, rigid=self.scale.measured,
+            by_depth=self.scale.measured and (source.by_depth or not source.learns), ends=ends,
+            metre=metre, chain=chain, check_lenses=self.config.refinement.lens,
         )  # fmt: skip
         if found is None:
             return None

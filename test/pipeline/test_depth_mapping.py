@@ -107,39 +107,6 @@ def test_most_of_the_map_is_measured_and_nearer_to_the_room():
     assert without()[0].scene_map.dense.so_far.keyframes == 0
 
 
-class GrowingDepth(TruthSession):
-    """A network whose depth grows by 3 % with each view."""
-
-    def infer(self, window):
-        out = super().infer(window)
-        factors = np.exp([0.03 * view.id for view in window.views]).astype(np.float32)
-        return dataclasses.replace(out, depth=out.depth * factors[:, None, None])
-
-
-def test_measured_depth_keeps_the_size_of_the_way_where_depth_gives_metres(monkeypatch):
-    """The map's keyframes are adjusted together after depth was measured by their distances."""
-    found, note = {}, DepthMapping._note
-    monkeypatch.setattr(
-        DepthMapping,
-        "_note",
-        lambda self, one: (found.update({one.keyframe.id: one}), note(self, one)),
-    )
-    values = {"process_res": max(SIZE), "window.size": 5, "scale.source": "fixed"}
-    true = walk()[1]
-    pipeline, _ = run(Pipeline(config_from_parameters(values), GrowingDepth(true, noise=NOISE)))
-    assert pipeline.counters["map_adjustments"] > 1
-    by_stamp, table, depth = {f.stamp_ns: f for f in true}, pipeline.map.table, []
-    for one in (one for one in found.values() if one.dense is not None):
-        size = table.submaps[one.keyframe.submap].T_map_submap.scale
-        ratio = size * one.dense.depth / by_stamp[one.keyframe.stamp_ns].depth
-        depth.append(np.median(ratio[one.dense.measured]))
-    ours = pipeline.poses().rows["T"][:, :, 3]
-    theirs = np.array([f.T_room_camera[:3, 3] for f in true])
-    way, true_way = (np.linalg.norm(np.diff(t, axis=0), axis=1).sum() for t in (ours, theirs))
-    assert len(depth) > 6
-    np.testing.assert_allclose(np.array(depth) / (way / true_way), 1, atol=0.02)
-
-
 def test_no_keyframe_waits_at_the_end():
     pipeline = with_dense()[0]
     newest = pipeline.map.newest
