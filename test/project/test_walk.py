@@ -38,7 +38,9 @@ def test_a_frame_crosses_no_more_than_it_did(words):
     assert found["own"]["rooms"]["pipeline"] > 20
     assert not any(line.startswith("ros/") for line in calls)
     if "--off" in words:  # there is no IMU, no measured depth, and no floor
-        assert not any(line.startswith(("inertial/", "navigation/")) for line in calls)
+        # The grid, which is empty, hears of views that have moved.
+        others = {line for line in calls if "on_refinement" not in line}
+        assert not any(line.startswith(("inertial/", "navigation/")) for line in others)
         assert not any("see" in line and "blind_frames" in line for line in calls)
     for threads, most in zip(("own", "all"), MOST[words], strict=True):
         numbers = tuple(found[threads][name] for name in NUMBERS)
