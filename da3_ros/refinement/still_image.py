@@ -1,9 +1,9 @@
 """Whether an image shows what an earlier one of its camera shows, from the same pose.
 
-Corners of the earlier image are followed into the newer one: of each cell of a grid the best few,
-and each cell counts alike, so that sharp things that come along with the camera (its own body, a
-text on the picture, drops on the lens) cannot speak for the whole image. Works on pixels; no
-poses, no network.
+Corners of the earlier image are followed into the newer one: the best few of each cell of a grid.
+Each cell counts alike, so that sharp things that come along with the camera (its own body, a text
+on the picture, drops on the lens) cannot speak for the whole image. Works on pixels; no poses, no
+network.
 """
 
 from __future__ import annotations
