@@ -248,10 +248,15 @@ class MapTable:
         """
         path, frames = self.path if self.live_path is None else self.live_path, []
         for view in views:
+            id = view.view.id
+            before = self._T_local_camera(id) if id in self.shared else None
             self.set_view(view)
-            row = self.shared[view.view.id]
+            row = self.shared[id]
+            if before is not None and np.array_equal(before, view.T_local_camera):
+                continue  # only its depth is known better
             one = PoseInSubmap(row.view.stamp_ns, row.view.camera, row.submap, row.T_submap_camera)
-            frames.append(one)
+            if row.submap != NO_SUBMAP:  # else it is not in the path
+                frames.append(one)
         path.move(frames)
         self._tell_refinement(frames)
 

@@ -114,7 +114,7 @@ class ScaleFilter:
         if self._newest is None:
             return None
         age = AGES * math.sqrt(self._way)
-        return replace(self._newest, sigma=math.hypot(self._newest.sigma, age))
+        return replace(self._newest, sigma=math.hypot(self._newest.deviation, age))
 
     def _follow(self, target: Estimate | None) -> None:
         if target is None:
@@ -253,7 +253,9 @@ class MapScale(MapListener):
         if len(self.source.members) == 1:
             return [ScaleMeasurement(self.scale.value, self.scale.sigma)]
         found = [member.estimate() for member in self.filter.estimator.members]
-        return [None if e is None else ScaleMeasurement(math.exp(e.log), e.sigma) for e in found]
+        return [
+            None if e is None else ScaleMeasurement(math.exp(e.log), e.deviation) for e in found
+        ]
 
     def change_unit(self, *, depth: float, motion: float) -> None:
         """Takes over by which factors depths and motions of odometry are longer now, because a

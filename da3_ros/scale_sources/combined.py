@@ -144,6 +144,7 @@ class CombinedFilter(MeasurementFilter):
             return None
         chosen = self._choose(said)
         found = combined([said[i] for i in chosen])
+        found = replace(found, doubt=min(said[i].doubt for i in chosen))
         if 2 * len(chosen) <= len(said):
             apart = max(abs(said[i].log - found.log) for i in said if i not in chosen)
             found = replace(found, sigma=math.hypot(found.sigma, apart))

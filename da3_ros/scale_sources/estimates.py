@@ -29,6 +29,14 @@ class Estimate:
     sigma: float  # its standard deviation, which is the value's relative one
     # The part of it that other estimates of the chain have too: the drift of the chain's unit.
     shared: float = FLOOR
+    # By how much the newest measurements differ (``contradicted``). It is no reason to agree with
+    # another source.
+    doubt: float = 0.0
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation with the doubt."""
+        return math.hypot(self.sigma, self.doubt)
 
 
 @dataclass(frozen=True)
@@ -117,17 +125,17 @@ def inliers(logs: Array) -> Array:
 
 
 def contradicted(found: Estimate, logs: Array) -> Estimate:
-    """Returns an estimate from measurements [M] as uncertain as the newest of them make it.
+    """Returns an estimate from measurements [M], with the doubt that the newest of them cast on it.
 
     Outliers in a row, to one side: the unit of the chain has changed, or the source errs (wheels
-    slip). Which of both is not known until one side has the majority, so the standard deviation
-    covers both values.
+    slip). Which of both is not known until one side has the majority, so the doubt is the
+    difference.
     """
     outside = ~inliers(logs)
     differences = logs[len(logs) - int(np.argmin(outside[::-1])) :] - found.log
     if len(differences) < IN_A_ROW or len(set(np.sign(differences))) > 1:
         return found
-    return replace(found, sigma=math.hypot(found.sigma, float(np.median(differences))))
+    return replace(found, doubt=abs(float(np.median(differences))))
 
 
 def best_average(logs: Array, own: float, fewest: int) -> tuple[int, float]:

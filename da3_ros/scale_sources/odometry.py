@@ -102,7 +102,7 @@ class MotionFilter(MeasurementFilter):
 
     def estimate(self) -> Estimate | None:
         estimates = filter(None, (super().estimate(), self._ratio.estimate()))
-        return min(estimates, key=lambda e: e.sigma, default=None)
+        return min(estimates, key=lambda e: e.deviation, default=None)
 
 
 class OdometryMotion(ScaleSource):

@@ -141,6 +141,15 @@ def test_submaps_older_than_a_correction_stay_in_the_map(table):
     assert correction.local_move(NO_SUBMAP) is correction.local_move(3) is None
 
 
+def test_a_view_that_is_not_in_the_map_changes_no_row_of_the_path(table):
+    """Also not one of a submap that was forgotten, which has the same number."""
+    T = pose(1)
+    table.path.add_pose(dataclasses.replace(frame(3, T), stamp_ns=3, camera=""), T, NO_SUBMAP)
+    table.refine([dataclasses.replace(table.view(3), T_local_camera=pose(99))])
+    np.testing.assert_array_equal(table.path.poses().rows["T"], [T[:3]])
+    np.testing.assert_array_equal(table.view(3).T_local_camera, pose(99))
+
+
 class Seen(MapListener):
     """What the forms of a view's pose are, whenever the table tells of a change."""
 
@@ -191,6 +200,9 @@ def test_a_view_that_is_known_better_is_so_in_all_forms_of_its_pose(table):
     assert event == "refinement"
     assert np.ptp(before, axis=0).max() < 1e-9 < np.abs(forms - before).max()
     assert np.ptp(forms, axis=0).max() < 1e-9
+    table.refine([dataclasses.replace(table.view(1), depth=np.full(10, 3.0))])
+    assert len(seen.events) == 2  # its pose is the same
+    np.testing.assert_allclose(table.view(1).depth, 3.0)
 
 
 def test_nothing_is_left_of_views_that_are_shared_no_more(table):

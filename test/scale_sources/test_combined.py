@@ -154,6 +154,20 @@ def test_the_one_that_disagrees_is_named_and_left_out(keeper, caplog):
     assert len(caplog.records) == 2
 
 
+def test_a_doubted_source_is_uncertain_and_agrees_with_no_wrong_one(keeper):
+    """Two whose newest measurements differ do not take in one that was left out."""
+    for _ in range(6):
+        say(keeper, 1.0, 1.0, 1.35)
+    members = keeper.estimator.members
+    for doubted in (1, 2):
+        for member in members[:doubted]:
+            member.said = Estimate(math.log(TRUE), 0.01, doubt=0.7)
+        found = keeper.update()
+        assert list(state_of(keeper).values()) == ["counts", "counts", "left out"]
+        assert found.value == pytest.approx(TRUE, rel=0.01)
+        assert (found.sigma > 0.6) == (doubted == 2)  # one that is sure confirms the other
+
+
 def test_of_two_that_disagree_the_scale_so_far_counts(keeper):
     """The deviation includes the difference, whichever is more certain."""
     say(keeper, 1.0, 1.005)

@@ -95,7 +95,7 @@ def test_a_unit_that_changes_makes_metres_as_uncertain_as_they_were_wrong():
     for i in range(12):
         measure = source.measure(*window(i, lidar(i)), None)
         estimator.add(measure, 1 / 0.4 * (0.8 if i >= 9 else 1.0))
-    assert estimator.estimate().sigma > 0.8 * np.log(1 / 0.8)
+    assert estimator.estimate().deviation > 0.8 * np.log(1 / 0.8)
 
 
 def test_a_chain_of_windows_gives_metres_with_an_honest_deviation():

@@ -45,7 +45,7 @@ def test_a_unit_that_changes_makes_it_as_uncertain_as_it_was_wrong():
     assert estimate(ways[:150], 2.0).sigma < 0.01
     found = estimate(ways, 2.0)
     assert np.exp(found.log) == pytest.approx(2.0, rel=0.02)
-    assert found.sigma > 0.8 * np.log(1 / 0.4)
+    assert found.deviation > 0.8 * np.log(1 / 0.4)
 
 
 def test_slipping_and_spinning_wheels_are_outvoted():
