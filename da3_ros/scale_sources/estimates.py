@@ -125,7 +125,7 @@ def inliers(logs: Array) -> Array:
 
 
 def contradicted(found: Estimate, logs: Array) -> Estimate:
-    """Returns an estimate from measurements [M], with the doubt that the newest of them cast on it.
+    """Returns an estimate from measurements [M], with the doubt that the newest of them show.
 
     Outliers in a row, to one side: the unit of the chain has changed, or the source errs (wheels
     slip). Which of both is not known until one side has the majority, so the doubt is the
