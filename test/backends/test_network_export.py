@@ -54,7 +54,7 @@ def request_for(form, model="da3-tiny", checkpoint=CHECKPOINT):
     return ExportRequest(model, checkpoint, form, SIZE, VIEWS)
 
 
-@pytest.fixture(scope="module", params=long_after(1, ["short onnx", "onnx", "openvino"]))
+@pytest.fixture(scope="module", params=long_after(0, ["short onnx", "onnx", "openvino"]))
 def exported(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("exported")
     *short, form = request.param.split()

@@ -35,6 +35,7 @@ def load(monkeypatch):
         sys.modules.pop(name, None)
 
 
+@pytest.mark.long
 def test_plans_are_made_again_and_what_was_measured_stays(tmp_path):
     """The pages have the plans of today."""
     plans = {"predicted_mib", "predicted_to_measured", "planned_gib"}

@@ -79,6 +79,7 @@ def test_a_keyframe_is_searched_once_when_later_ones_are_there():
     assert log.searched[count] == [count - 2, count - 1]
 
 
+@pytest.mark.long
 def test_each_keyframes_depth_stays_once():
     log, count = steady(), len(keyframes()[0])
     last = [one.keyframe.id for found in log.measured for one in found if one.stays]

@@ -172,6 +172,7 @@ def interrupted(bags, tmp_path, monkeypatch):
     return worker, jobs["a"]
 
 
+@pytest.mark.long
 def test_the_next_attempt_goes_on_from_the_last_checkpoint(interrupted, bags, tmp_path):
     worker, job = interrupted
     windows = []

@@ -189,6 +189,7 @@ def on_gpu():
     assert all(isinstance(x, FakeTensor) and x.device.type == "cuda" for x in seen)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", long_after(1, ["bfloat16", "off"]))
 @pytest.mark.parametrize("poses", long_after(1, [True, False]))

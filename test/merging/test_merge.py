@@ -486,6 +486,7 @@ def test_interrupted_nothing_is_left(folders, ring, second, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_names_are_unique(folders, ring, tmp_path):
     """Two robots have saved a scene under one name."""
     other = tmp_path / "monday"

@@ -86,6 +86,7 @@ def test_int8_is_as_close_with_the_kernels_of_other_cpus(kernel):
     assert "8 passed" in run.stdout
 
 
+@pytest.mark.long
 @pytest.mark.process
 @pytest.mark.processor
 @pytest.mark.slow

@@ -400,6 +400,7 @@ def test_poses_that_wait_when_stamps_jump_back_are_not_of_the_time_after(truth):
     assert pipeline.counters["anchor_corrections"] == 0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", long_after(1, ["mapping", "localization"]))
 def test_a_saved_map_that_they_have_placed_is_where_they_had_it(truth, tmp_path, caplog, mode):

@@ -392,6 +392,7 @@ def test_refused_windows_are_published_where_nothing_is_held():
     assert [r.id for r in results if not r.window.aligned] == [START, START + 1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("skipped", long_after(1, [True, False]))
 def test_after_refused_windows_one_without_tracks_that_fits_goes_on(monkeypatch, skipped):
     """They are no gap, after which tracks would have to find the camera."""

@@ -114,6 +114,7 @@ def test_no_keyframe_waits_at_the_end():
     assert list(pipeline.map.points._growing) == [newest.id]
 
 
+@pytest.mark.long
 def test_published_depth_is_corrected_where_the_images_agree_better(monkeypatch):
     corrected_frame, others, depths = SceneMap.corrected, [], []
 

@@ -108,6 +108,7 @@ def test_a_camera_that_turns_away_in_the_dark_is_lost_without_an_imu():
     assert errors(results, frames)[-1, 0] > 90
 
 
+@pytest.mark.long
 def test_the_gyro_turns_the_pose_in_the_dark():
     _, results, frames = bridged()
     dark = slice(BEFORE, BEFORE + DARK)

@@ -113,6 +113,7 @@ def test_frames_that_are_no_keyframes_have_poses_only(recording):
         assert not scene.frames[0].keyframe
 
 
+@pytest.mark.long
 def test_depth_of_a_later_chain_is_in_the_unit_of_the_scene(tmp_path):
     """Each chain has a unit of its own; metres relate them."""
     camera = SyntheticCamera(seed=3, size=(140, 112), walk="loop", frames=24, rate_hz=4.0)

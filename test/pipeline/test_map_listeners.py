@@ -95,6 +95,7 @@ def test_a_saved_map_and_a_pose_set_by_hand_are_told(mapped, ring, tmp_path):
     assert all(before[i].is_same(s.T_map_submap) for i, s in pipeline.map.submaps.items())
 
 
+@pytest.mark.long
 def test_another_slam_is_told():
     frames, priors = slam.drifting_walk()
     talk = slam.by_tf(frames, priors, {100})

@@ -66,6 +66,7 @@ def test_a_metric_map_is_entered_where_the_camera_is(metric_folder, ring):
     assert before[:, 0].min() > 1.0  # a guess: the last pose of the map
 
 
+@pytest.mark.long
 def test_odometry_goes_on_when_the_place_is_found(metric_folder, ring):
     again = later(ring[30:60])
     results = push(resumed(metric_folder, ring, again, metric=True), again)

@@ -224,6 +224,7 @@ def test_windows_and_map_share_the_metre(monkeypatch):
     assert not pipeline.refinement.knows_metre
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "declared", long_after(1, [rig_mount(1, -0.12, 0.0), rig_mount(1, 0.12, 12.0)])
 )

@@ -74,6 +74,7 @@ def largest_step(results):
     return np.abs(np.diff(np.log(values))).max()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_clean_odometry_makes_metres_after_a_short_way(walk):
     priors = list(odometry_of(*walk))

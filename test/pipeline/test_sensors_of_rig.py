@@ -61,6 +61,7 @@ def test_another_camera_takes_over_if_the_first_one_stays_covered():
     assert max(tilt_deg(r.T_level_camera, level(walk.true(r))) for r in up) < 2.5
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("wrong", long_after(1, NAMES))
 def test_a_wrong_mount_of_one_camera_makes_no_wrong_metres(wrong, caplog):

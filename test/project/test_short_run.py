@@ -21,7 +21,7 @@ KINDS = {
     "pipeline/test_blind.py": "test_a_frame_that_shows_nothing_moves_nothing",
     "backends/test_openvino.py": "test_a_walk_runs_on_openvino",
     "backends/test_compiled.py": "test_inductors_encoder_equals_plain_code",
-    "backends/test_network_export.py": "test_the_example_runs_anywhere_and_agrees",
+    "backends/test_network_export.py": "test_the_examples_reference_is_the_packages",
     "export/test_export.py": "test_glb_is_upright_and_has_points_cameras_and_path",
     "bench/test_scripts.py": "test_every_script_can_be_imported",
 }

@@ -291,6 +291,7 @@ def test_a_saved_scene_that_has_changed_is_not_continued(often, camera, bag, tmp
         run(bag, tmp_path / "out", camera, quick, go_on=True, start_s=2.0, **one)
 
 
+@pytest.mark.long
 def test_nothing_to_go_on_with_is_said_and_begins_anew(camera, bag, tmp_path, caplog):
     with caplog.at_level("INFO"):
         run(bag, tmp_path / "out", camera, go_on=True, end_s=1.0, camera="/camera/image_raw")

@@ -48,6 +48,7 @@ def test_the_folder_that_one_is_in_has_its_name(tmp_path, monkeypatch):
     assert names == ["mav0", "V1_01", "V1_01"]
 
 
+@pytest.mark.long
 def test_the_imu_of_the_body_turns_with_the_camera(tmp_path):
     """Without a transform: the calibration of the camera says where it is on the IMU."""
     camera = SyntheticCamera(seed=3, size=SIZE, walk="spot", frames=18)

@@ -83,6 +83,7 @@ def error(walk, found):
     return np.linalg.norm(found - true, axis=1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("values", long_after(1, [TF, PATH]), ids=["tf", "path"])
 def test_the_trajectory_is_the_corrected_one(walk, bag, tmp_path, values):
     """In the frame of the other SLAM's map, which is the room's here."""

@@ -75,6 +75,7 @@ def run(walk, bag, output, topic, odometry="/odom", **values):
     return np.loadtxt(output / "trajectory.tum")[:, 1:4]
 
 
+@pytest.mark.long
 def test_the_trajectory_is_where_the_global_poses_have_it(walk, bag, tmp_path, caplog):
     found = run(walk, bag, tmp_path / "out", TAGS)
     true = np.array([f.T_room_camera[:3, 3] for f in walk[1]])
