@@ -397,6 +397,7 @@ def test_without_openvino_auto_warns_and_runs_torch(monkeypatch, caplog):
         session_of("openvino")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", long_after(1, ["tokens", "depth", "extrinsics"]))
 def test_an_engine_with_other_results_is_refused(walk, engine_cache, tmp_path, name):
     session_of("openvino").infer(Window(0, views(walk[1][:2]), 2))  # it is in the cache then

@@ -89,6 +89,7 @@ def test_nohup_keeps_a_command_alive():
     assert process.returncode == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("unbuffered", long_after(1, ["", "1"]))
 @pytest.mark.parametrize("end", long_after(1, ["| true", "2> >(true)", "2>&1 | true"]))
 def test_output_that_nobody_reads_changes_no_exit_code(end, unbuffered):

@@ -70,6 +70,7 @@ def walk():
     return made
 
 
+@pytest.mark.long
 def test_the_last_keyframes_are_measured_when_images_stop(walk):
     assert sum(e.search is None for e in walk.entries) >= 2
     assert walk.dense.waiting > 0

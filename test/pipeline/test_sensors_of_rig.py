@@ -210,6 +210,7 @@ def test_a_turn_in_the_dark_is_bridged_by_the_gyro_of_one_camera(order):
         assert np.degrees(np.arccos((np.trace(turn) - 1) / 2)) < 3.0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_distance_of_the_cameras_and_the_imu_give_metres_together():
     """As of a stereo pair on a drone."""

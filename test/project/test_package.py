@@ -176,6 +176,7 @@ def test_pip_installs_the_core_with_its_message_texts(pip_target, tmp_path):
         assert copy.read_text() == file.read_text()
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_pip_installs_every_module_and_every_checkpoint_file(pip_target):
     wanted = [*modules_and_checkpoints(), *documents()]

@@ -78,6 +78,7 @@ class Robot:
         return tree.connected("map", "odom") and tree.newest("map", "odom") == last
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("by", "values"), long_after(1, [("tf", TF), ("path", PATH)]))
 def test_the_pose_moves_to_the_other_slams_and_odometry_does_not_jump(monkeypatch, by, values):
     camera, frames = camera_frames(COUNT)

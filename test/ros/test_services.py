@@ -169,6 +169,7 @@ def test_what_is_no_scene_changes_nothing(tmp_path, kind):
         assert "and 2 poses" in saved.message
 
 
+@pytest.mark.long
 def test_the_map_on_show_is_the_newest_and_is_emptied_with_it(tmp_path):
     camera, frames = camera_frames(5)
     with Rig(export_dir=str(tmp_path)) as rig:

@@ -104,6 +104,7 @@ def assert_metric(pairs, least):
     assert ours == pytest.approx(true, rel=0.03)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("refined", long_after(1, [True, False]))
 def test_poses_and_depth_of_a_toy_source_are_metric(rig, add, refined):
