@@ -34,6 +34,7 @@ LONG_ALONE = {
     "ros/test_backend_live.py": "backends/test_openvino.py",
     "ros/test_blind_live.py": "pipeline/test_blind.py",
     "ros/test_conflicts.py": "live/test_graph_conflicts.py",
+    "ros/test_following_live.py": "pipeline/test_map_following.py",
     "ros/test_grid_live.py": "live/test_grid_feed.py",
     "ros/test_mesh_service.py": "live/test_stored_exports.py",
     "ros/test_ranges_live.py": "replay/test_replay_ranges.py",

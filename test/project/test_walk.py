@@ -18,8 +18,8 @@ MOST = {
     "live --off": ((480, 60, 390, 216), (480, 60, 390, 216)),
     # 676 to 698 functions: the frame collects what other threads have finished.
     # Switches: rotation vectors are of one file of `geometry`, for graphs, tracks and the gyro.
-    "live": ((711, 76, 645, 375), (757, 76, 827, 428)),
-    "replay": ((702, 83, 685, 419), (702, 83, 685, 419)),
+    "live": ((711, 76, 622, 354), (757, 76, 827, 428)),
+    "replay": ((702, 83, 666, 402), (702, 83, 666, 402)),
 }
 MOST_FORWARDERS = 14
 
