@@ -73,34 +73,13 @@ def matrices(array):
     return list(array.reshape(-1, *array.shape[-2:])[:, :3])
 
 
-def poses_in(root):
-    """Yields the way to each pose [3, 4] below an object of ours that is not the map's table, and
-    the pose."""
+def below(root):
+    """Yields the way to each array and similarity below an object of ours that is not the map's
+    table, and the array or similarity."""
     seen, todo = set(), deque([("", root)])
     while todo:
         way, one = todo.popleft()
-        if isinstance(one, np.ndarray):  # also one that a row has: it stays where the row moves
-            yield from ((way, T) for T in matrices(one))
-        if id(one) in seen or type(one).__name__ in OWNERS:
-            continue
-        seen.add(id(one))
-        if isinstance(one, Similarity):
-            yield way, np.column_stack((one.R, one.t))
-        elif isinstance(one, dict):
-            todo.extend((way, value) for value in one.values())
-        elif isinstance(one, list | tuple | set | frozenset | deque):
-            todo.extend((way, value) for value in one)
-        elif type(one).__module__.startswith("da3_ros."):
-            name = type(one).__name__
-            todo.extend((f"{way}/{name}.{key}", value) for key, value in vars(one).items())
-
-
-def arrays_in(root):
-    """Yields the way to each large array below an object of ours that is not the map's table."""
-    seen, todo = set(), deque([("", root)])
-    while todo:
-        way, one = todo.popleft()
-        if isinstance(one, np.ndarray) and one.dtype != object and one.size >= LARGE:
+        if isinstance(one, np.ndarray | Similarity):  # also one that a row has: it stays there
             yield way, one
         if id(one) in seen or type(one).__name__ in OWNERS:
             continue
@@ -109,9 +88,25 @@ def arrays_in(root):
             todo.extend((way, value) for value in one.values())
         elif isinstance(one, list | tuple | set | frozenset | deque):
             todo.extend((way, value) for value in one)
-        elif type(one).__module__.startswith("da3_ros."):
+        elif type(one).__module__.startswith("da3_ros.") and not isinstance(one, Similarity):
             name = type(one).__name__
             todo.extend((f"{way}/{name}.{key}", value) for key, value in vars(one).items())
+
+
+def poses_in(root):
+    """Yields the way to each pose [3, 4] below an object, and the pose."""
+    for way, one in below(root):
+        if isinstance(one, Similarity):
+            yield way, np.column_stack((one.R, one.t))
+        else:
+            yield from ((way, T) for T in matrices(one))
+
+
+def arrays_in(root):
+    """Yields the way to each large array below an object, and the array."""
+    for way, one in below(root):
+        if isinstance(one, np.ndarray) and one.dtype != object and one.size >= LARGE:
+            yield way, one
 
 
 def content(array):
