@@ -20,6 +20,9 @@ FEWEST = 8  # matches that determine a pose
 PNP_TOLERANCE = 4.0  # pixels; depths of points are uncertain
 EPIPOLAR_TOLERANCE = 1.0  # pixels
 TRIALS = 200
+PLANE_TOLERANCE = 2.0  # pixels; walls are seldom alone
+PLANES = 2  # known views by which a pose before a plane is looked for
+BEFORE_PLANE = 0.9  # share of a plane's points that must lie before the camera
 FEW = 0.2  # share of matches that are not worth a pose of their own
 NARROWING = (16.0, 8.0, 8.0, 4.0, 4.0, 2.0, 2.0, 1.0)  # tolerances, pixels
 AGREEMENT_PX = 2.0  # largest distance of a match that agrees with a pose
@@ -60,8 +63,9 @@ def start_pose(
 
     Candidates: the pose that the view has (the network's), the one next to it that matches agree
     on, poses by the points of matches (PnP) and by matches alone (essential matrix), also by those
-    that disagree with the first: something else may move through the image. The best one agrees
-    with many matches, and is not far from the network's. newest: ids of the views right before.
+    that disagree with the first: something else may move through the image; and poses before a
+    plane (homography). The best one agrees with many matches, and is not far from the network's.
+    newest: ids of the views right before.
     Returns the masks [P] of the matches that agree.
     """
     matched = [_matched(view, m, points, noise.depth) for m in found]
@@ -72,6 +76,7 @@ def start_pose(
         pose_nearby(known, pixel, view.K, network),
         *_by_points(known, pixel, view.K),
         *_by_matches(view, matched),
+        *_by_planes(view, matched),
     ]
     count = sum(len(m.here) for m in matched)
     fresh = [m.feature for m in matched if m.known.id in newest]
@@ -174,6 +179,14 @@ def _by_matches(view: TrackedView, matched: list[_Matched]) -> Iterator[Array]:
         rest &= ~(epipolar_distance(known, best.there, T, view.K, best.here) < AGREEMENT_PX)
         if rest.mean() < FEW:
             return
+
+
+def _by_planes(view: TrackedView, matched: list[_Matched]) -> Iterator[Array]:
+    """Yields poses by the known views with the most matches, as if these lay in one plane."""
+    for m in sorted(matched, key=lambda m: (len(m.here), m.known.id))[-PLANES:]:
+        yield from poses_before_plane(
+            m.known, m.there, _depth_in(m.known, m.points), m.here, view.K
+        )
 
 
 def _agreeing(view: TrackedView, T: Array, matched: list[_Matched]) -> tuple[list[Array], float]:
@@ -297,6 +310,43 @@ def pose_by_epipolar_geometry(
     T = np.eye(4)
     T[:3, :3], T[:3, 3] = R.T, -R.T @ t[:, 0] * length
     return np.asarray(known.T_local_camera @ T)
+
+
+def poses_before_plane(
+    known: TrackedView, there: Array, depth: Array, here: Array, K: Array
+) -> list[Array]:
+    """Returns the ``T_local_camera`` [4, 4] of a new camera that explain positions [P, 2]
+    ``there`` in a known view, with depths [P] (NaN: unknown), and ``here`` in the new one, if most
+    points lie in one plane; none where there is no such plane.
+
+    Before a plane, two motions have nearly the same epipolar lines: a step sideways looks like a
+    turn, and an essential matrix takes either. A homography has both, and most often the plane
+    would be behind a camera in one of them. The plane's known depths give the length.
+    """
+    if len(here) < 2 * FEWEST:
+        return []
+    rays, known_rays = _rays(here, K), _rays(there, known.K)
+    focal = (K[0, 0] + known.K[0, 0]) / 2
+    try:
+        H, mask = cv2.findHomography(
+            known_rays[:, :2], rays[:, :2], cv2.RANSAC, PLANE_TOLERANCE / focal, maxIters=TRIALS
+        )
+        if H is None:
+            return []
+        _, *solutions = cv2.decomposeHomographyMat(H, np.eye(3))
+    except cv2.error:
+        return []
+    inside = mask.ravel() > 0
+    poses = []
+    for R, t, normal in zip(*solutions, strict=True):
+        toward = known_rays @ normal[:, 0]
+        away = (toward * depth)[inside & np.isfinite(depth)]
+        if len(away) < FEWEST or (toward[inside] > 0).mean() < BEFORE_PLANE:
+            continue
+        T = np.eye(4)
+        T[:3, :3], T[:3, 3] = R.T, -R.T @ t[:, 0] * float(np.median(away))
+        poses.append(np.asarray(known.T_local_camera @ T))
+    return poses
 
 
 def depth_along(first: Array, second: Array, centre: Array) -> tuple[Array, Array]:

@@ -104,3 +104,75 @@ def test_few_matches_do_not_outvote_the_network():
     new.T_local_camera = at
     starts.start_pose(new, [few], [0], TrackPoints(), TrackNoise())
     np.testing.assert_array_equal(new.T_local_camera, at)
+
+
+def wall(seed, T_new=TRUE, turned=0.0, slope=0.0):
+    """As ``scene``, of points of one wall, found to a third of a pixel.
+
+    turned: of the wall, degrees. slope: error of the logarithm of the predicted depth at the right
+    edge of the image; the opposite at the left one."""
+    rng = np.random.default_rng(seed)
+    X = np.column_stack((rng.uniform(-1, 1, COUNT), rng.uniform(-0.7, 0.7, COUNT)))
+    X = np.column_stack((X, np.zeros(COUNT))) @ pose(turn=turned)[:3, :3].T + (0, 0, 1.5)
+
+    def view(id, T):
+        x = (X - T[:3, 3]) @ T[:3, :3]
+        pixel = x @ K.T
+        pixel = pixel[:, :2] / pixel[:, 2:] + rng.normal(0, 0.3, (COUNT, 2))
+        features = Features((480, 640), pixel, np.zeros((COUNT, 128), np.uint8))
+        wrong = slope * (pixel[:, 0] / 320 - 1)
+        return TrackedView(id, "", features, K, T, np.log(x[:, 2]) + wrong)
+
+    pairs = np.stack([np.arange(COUNT)] * 2, axis=1)
+    return view(1, T_new), [Matches(view(0, np.eye(4)), pairs)]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_before_a_wall_a_step_sideways_is_no_turn(seed):
+    """A camera that turns by 6 degrees and steps sideways before a wall; the network's pose is
+    that of a turn without a step, and its depth is that of a slanted wall."""
+    true = pose(0.11, -6.0)
+    new, found = wall(seed, true, slope=0.4)
+    new.T_local_camera = pose(0.0, -10.2)
+    good = starts.start_pose(new, found, [0], TrackPoints(), TrackNoise())
+    turn = Rotation.from_matrix(true[:3, :3].T @ new.T_local_camera[:3, :3]).magnitude()
+    assert np.degrees(turn) < 0.7
+    assert 0.08 < new.T_local_camera[0, 3] < 0.14
+    assert good[0].mean() > 0.95
+
+
+def poses_of_wall(new, found):
+    known = found[0].known
+    depth = np.exp(known.log_depth)
+    return starts.poses_before_plane(known, known.features.pixel, depth, new.features.pixel, K)
+
+
+@pytest.mark.parametrize("turned", [0.0, 30.0])
+def test_a_plane_shows_the_motion_before_it(turned):
+    """One of the poses is right, in the unit of the known depths."""
+    new, found = wall(0, turned=turned)
+    nearest = min(poses_of_wall(new, found), key=lambda T: np.linalg.norm(T - TRUE))
+    turn = Rotation.from_matrix(TRUE[:3, :3].T @ nearest[:3, :3]).magnitude()
+    assert np.degrees(turn) < 0.5
+    np.testing.assert_allclose(nearest[:3, 3], TRUE[:3, 3], atol=0.04)
+
+
+def test_a_turn_on_the_spot_before_a_plane_has_no_step():
+    new, found = wall(0, pose(0.0, 5.0))
+    for T in poses_of_wall(new, found):
+        assert np.linalg.norm(T[:3, 3]) < 0.02
+        turn = np.degrees(Rotation.from_matrix(T[:3, :3]).magnitude())
+        assert turn == pytest.approx(5, abs=0.5)
+
+
+def test_few_or_scattered_points_are_no_plane():
+    """Without enough matches, known depths or a homography there are no poses."""
+    new, found = wall(0)
+    known, here = found[0].known, new.features.pixel
+    there, depth = known.features.pixel, np.exp(known.log_depth)
+    for count in (0, 3, 15):
+        few = slice(count)
+        assert starts.poses_before_plane(known, there[few], depth[few], here[few], K) == []
+    assert starts.poses_before_plane(known, there, np.full(COUNT, np.nan), here, K) == []
+    same = np.zeros_like(here)
+    assert starts.poses_before_plane(known, same, depth, same, K) == []
