@@ -195,9 +195,18 @@ class MapScale(MapListener):
         # View ids, by stamp and camera, of the frames whose poses sources of metres may remember.
         self._frames: dict[tuple[int, str], int] = {}
         self.scale = Scale()  # of the newest window; metres per unit of odometry
+        self._ratio = getattr(self, "_ratio", 1.0)
         self.filter.restart(declared=not self._begun)
         if self._map_scale is not None:  # until the new chain is joined to the map
             self._metres = self._map_sigma = None
+
+    def note_depth_growth(self, growth: float) -> None:
+        if math.isfinite(growth) and abs(growth) < 0.3:
+            if self.scale.metric and self._metres is not None:
+                f = self._ratio / math.exp(growth)
+                self._metres *= f
+                self.scale = replace(self.scale, value=self.scale.value * f)
+            self._ratio = math.exp(growth)
 
     def set_unplaced(self, scale: Scale) -> None:
         """Takes the scale of a window without poses, which has no pose in the map."""
@@ -251,7 +260,7 @@ class MapScale(MapListener):
     def _scales_by_member(self) -> list[ScaleMeasurement | None]:
         """Returns metres per unit of odometry by each source; of one alone, as published."""
         if len(self.source.members) == 1:
-            return [ScaleMeasurement(self.scale.value, self.scale.sigma)]
+            return [ScaleMeasurement(self.scale.value * self._ratio, self.scale.sigma)]
         found = [member.estimate() for member in self.filter.estimator.members]
         return [
             None if e is None else ScaleMeasurement(math.exp(e.log), e.deviation) for e in found
@@ -325,6 +334,8 @@ class MapScale(MapListener):
         else:
             self._add_measurements(window, estimate, T_local_window, own_motion)
         before, self.scale = self.scale, self.filter.update()
+        if self.scale.metric:
+            self.scale = replace(self.scale, value=self.scale.value / self._ratio)
         if self._map_sigma is not None:
             self.scale = Scale("map", self.unit * self.metres, self._map_sigma)
         if self.scale.metric:

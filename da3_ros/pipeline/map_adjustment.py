@@ -76,6 +76,7 @@ class Adjustment:
     correction: Correction  # moves submaps as their keyframes move on average
     frames: list[PoseInSubmap]  # after that, poses of frames in their submaps
     metre: Metre | None = None  # in the frame of odometry, by the rig; None: not measured
+    depth_growth: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,6 +136,7 @@ class MapAdjustment(MapListener):
         self._all = False  # whether the next adjustment is of all keyframes
         self._matches = MapMatches()
         self._new = 0  # keyframes since the last adjustment
+        self._settled: set[int] = set()
         self._fresh = False  # whether there was a frame since then
         self._chain = 0  # of the newest view
         self._running: tuple[_AdjustmentJob, Future[_AdjustmentResult]] | None = None
@@ -330,7 +332,7 @@ class MapAdjustment(MapListener):
             job.matches.extend(job.views)
             done = adjusted_map(
                 job.views, job.matches, job.loops, job.held, by_depth=job.by_depth,
-                metre=job.metre,
+                settled=self._settled, metre=job.metre,
             )  # fmt: skip
             return _AdjustmentResult(done, lenses)
         except Exception as error:  # the map stays as it is
@@ -377,6 +379,10 @@ class MapAdjustment(MapListener):
         if found is not None and job.chain != chain:  # odometry has another unit now
             found = replace(found, metre=None)
         self._counters["map_adjustments" if found else "map_adjustments_refused"] += 1
+        if found:
+            self._settled |= set(done.poses)
+            if not job.held and job.by_depth:
+                found = replace(found, depth_growth=done.depth_growth)
         return found
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import cv2
@@ -110,6 +110,8 @@ class AdjustedMap:
     error_px: float  # typical one of tracks that only judge, after
     error_before_px: float
     metre: Metre | None = None  # in local, by the rig; None: not measured
+    # Logarithm of the depth of points over that of features, median of all keyframes; NaN: unknown
+    depth_growth: float = math.nan
 
 
 class MapMatches:
@@ -295,7 +297,7 @@ class MapTracks:
 
 def adjusted_map(
     views: Sequence[MapView], matches: MapMatches, loops: PosePriors, held: Sequence[int] = (),
-    *, by_depth: bool = False, metre: Metre = UNKNOWN_METRE,
+    *, by_depth: bool = False, settled: Collection[int] = (), metre: Metre = UNKNOWN_METRE,
 ) -> AdjustedMap | None:  # fmt: skip
     """Adjusts keyframes together; None if that is not possible, or no better.
 
@@ -351,16 +353,21 @@ def adjusted_map(
     if not after < WORSE * before + WORSE_PX:
         return None
     found = solved.metre() if shows_metre else None
+    growth = _depth_growth(views, used, kept, T, done.points)[seen]
+    known = growth[np.isfinite(growth)]
+    growth = float(np.median(known)) if len(known) else math.nan
     if not len(held):  # they are where they were, on average
         scale = None
         if use_rig and known_metre.sigma == KNOWN and solved.metre() is not None:
             scale = 1.0
         elif by_depth:
-            growth = _depth_growth(views, used, kept, T, done.points)[seen]
-            known = growth[np.isfinite(growth)]
-            scale = float(np.exp(-np.median(known))) if len(known) else None
+            old = seen & np.array([v.id in settled for v in views])
+            scale = _scale_of_ways(T0[old], T[old], views)
+            if scale is None and math.isfinite(growth):
+                scale = math.exp(-growth)
         back = Similarity.aligning(T0[seen], T[seen], scale)
         T = np.array([back.pose(pose) for pose in T])
+        growth += math.log(back.scale)
         if found is not None:
             found = replace(found, log=found.log + math.log(back.scale))
     if found is not None:
@@ -368,7 +375,8 @@ def adjusted_map(
         least = metre.sigma if len(held) and math.isfinite(metre.sigma) else LEAST_SIGMA
         found = replace(found, sigma=max(_length_sigma(solved), least))
     return AdjustedMap(
-        {v.id: T[k] for k, v in enumerate(views) if seen[k]}, used.count, after, before, found
+        {v.id: T[k] for k, v in enumerate(views) if seen[k]}, used.count, after, before, found,
+        growth,
     )
 
 
@@ -433,6 +441,15 @@ def loose_poses(views: Sequence[MapView], looser: float = 1.0) -> PosePriors:
             rotation[k] = position[k] = np.inf
     loose = PosePriors.isotropic(index[:-1], index[1:], step, rotation, position, NETWORK)
     return PosePriors.joined([loose, *rigs])
+
+
+def _scale_of_ways(before: Array, after: Array, views: Sequence[MapView]) -> float | None:
+    if len(before) < LEAST_VIEWS:
+        return None
+    spread = float(np.sqrt(((before[:, :3, 3] - before[:, :3, 3].mean(0)) ** 2).sum(1).mean()))
+    if not spread > 0.05 * float(np.nanmedian([v.depth for v in views])):
+        return None
+    return Similarity.aligning(before, after).scale
 
 
 def _depth_growth(
