@@ -260,13 +260,9 @@ class MapTable:
         path.move(frames)
         self._tell_refinement(frames)
 
-    def move_frames(self, frames: Sequence[PoseInSubmap]) -> None:
+    def _move(self, frames: Sequence[PoseInSubmap]) -> None:
         """Gives frames of the path other poses in their submaps, and their views and keyframes
         too."""
-        self._move(frames)
-        self._tell_refinement(frames)
-
-    def _move(self, frames: Sequence[PoseInSubmap]) -> None:
         self.path.move(frames)
         at = {(f.stamp_ns, f.camera, f.submap): f.T_submap_camera for f in frames}
         for rows in (self.shared, self.keyframes):
