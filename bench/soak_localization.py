@@ -113,7 +113,7 @@ def localized(
     row = {
         "frames": frames, "km": frames * STEP_M / 1000, "corrections": pipeline.loops.closed,
         "submaps_of_map": len(saved.submaps), "keyframes_of_map": len(known_keyframes(saved)),
-        "map_unchanged": same(saved, after), "chains": pipeline.odometry.chain + 1,
+        "map_unchanged": same(saved, after), "chains": pipeline.map.table.chain + 1,
     }  # fmt: skip
     return row, series
 

@@ -179,11 +179,15 @@ class MapTable:
     A view is in the table while windows may share it, and as a keyframe while loops may be found
     to it: with few samples and the image that it had then, but with pose and scale as they are
     known now. All frames are rows of a path. Listeners are told of each change of poses.
+
+    Chains are counted here, through all maps of a session.
     """
 
     def __init__(self, submaps: Iterable[Submap] = ()) -> None:
         self.listeners: list[MapListener] = []  # told in this order
         self.corrections = 0  # number of those that were applied
+        self.chain = 0  # number of the newest chain
+        self._chain_is_used = False  # whether something belongs to it
         self._clear(submaps)
 
     def _clear(self, submaps: Iterable[Submap]) -> None:
@@ -207,6 +211,17 @@ class MapTable:
         self._clear(())
         for listener in self.listeners:
             listener.on_clear()
+
+    def begin_chain(self, after: int = -1) -> None:
+        """Begins a chain. Its number is larger than ``after``, and than those of all chains of the
+        session that anything belongs to."""
+        self.chain = max(self.chain + self._chain_is_used, after + 1)
+        self._chain_is_used = False
+
+    def use_chain(self) -> int:
+        """Returns the number of the newest chain, for what belongs to it from now on."""
+        self._chain_is_used = True
+        return self.chain
 
     def add_submap(self, submap: Submap) -> None:
         """Adds a submap."""

@@ -109,7 +109,7 @@ class SubmapStore:
         self.points = SubmapPoints(self.submaps)
         self.points.spill_to(spill)
         self._dynamic = DynamicPoints(self.submaps, self.points, self.table)
-        self._next = self._chain = 0
+        self._next = 0
         self.components_of_scene = SceneComponents()
         self._is_searched = False  # whether new frames are looked for in the first component
         self.revision = next(_REVISIONS)  # changes with every visible change
@@ -205,8 +205,7 @@ class SubmapStore:
 
     def start_chain(self) -> None:
         """Begins a chain that is not aligned to the last one: a new submap and a new component."""
-        if any(s.chain == self._chain for s in self.all_submaps().values()):
-            self._chain += 1
+        self.table.begin_chain()
         self.begin_component()
 
     def begin_component(self) -> None:
@@ -306,7 +305,8 @@ class SubmapStore:
             self.points.restore(one, submap.cloud, submap.images)
             self._next = max(self._next, one.id + 1)
         self.table.path.extend(saved.poses)
-        self._chain, self._is_searched = saved.chain + 1, searched
+        self.table.begin_chain(after=saved.chain)
+        self._is_searched = searched
         self.components_of_scene.begin_after(saved.submaps)
         if saved.recognition is not None and saved.recognition.nodes:  # some may have no submap
             self._next = max(self._next, saved.recognition.nodes[-1].last + 1)
@@ -323,7 +323,7 @@ class SubmapStore:
             pose = submap_poses[s.id]
             submaps.append(replace(s, cloud=cloud, T_map_submap=pose, images=images, moved=[]))
         scale = unit * self.metres
-        poses, chain = self.table.path.poses(), self._chain
+        poses, chain = self.table.path.poses(), self.table.chain
         return Snapshot(tuple(submaps), poses, chain, metric, T_ros_map, scale)
 
     def scene(self, T_ros_map: Array = T_ROS_MAP) -> Scene:
@@ -371,7 +371,7 @@ class SubmapStore:
         if submap is None or (frame.keyframe and self._is_full(submap)):
             self.begin_submap()
             begin = self.table.T_map_camera(frame.T_local_camera)
-            submap = Submap(self._next, self._chain, begin)
+            submap = Submap(self._next, self.table.use_chain(), begin)
             submap.component = self.components_of_scene.current
             self.table.add_submap(submap)
             self.components_of_scene.note(submap)

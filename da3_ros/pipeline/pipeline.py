@@ -101,10 +101,10 @@ class Pipeline:
         self.scene_map.hold_level(ends=True)
         self.scene_map.close_loop(wait=True)
         self.scene_map.hold_by_anchors(ends=True)
-        graph, chain = self.refinement.refiner.graph, self.odometry.chain
-        self.scene_map.adjust(graph.metre, chain, ends=True)
+        graph = self.refinement.refiner.graph
+        self.scene_map.adjust(graph.metre, ends=True)
         if self._steps.take_lenses():
-            self.scene_map.adjust(graph.metre, chain, ends=True)
+            self.scene_map.adjust(graph.metre, ends=True)
         self.scene_map.finish_depth()
 
     def _levelled(self, frames: Iterator[TrackedFrame]) -> Iterator[TrackedFrame]:

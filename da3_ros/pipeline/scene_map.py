@@ -398,11 +398,11 @@ class SceneMap(MapListener):
         owned = self.localizes or self.following.enabled
         return refinement.enabled and refinement.map and not owned
 
-    def adjust(self, metre: Metre, chain: int, *, ends: bool = False) -> Metre | None:
+    def adjust(self, metre: Metre, *, ends: bool = False) -> Metre | None:
         """Goes on to adjust the map's keyframes together, after a window. ends: none follows.
 
-        metre: in the frame of odometry, by the rig. chain: its number. Returns the metre as all
-        keyframes show it; None if they do not.
+        metre: in the frame of odometry, by the rig. Returns the metre as all keyframes show it;
+        None if they do not.
         """
         if not self.adjusts:
             if not self.adjustment.is_empty:
@@ -414,7 +414,7 @@ class SceneMap(MapListener):
         found = self.adjustment.end_window(
             self.table.edges, rigid=self.scale.measured,
             by_depth=self.scale.measured and (source.by_depth or not source.learns), ends=ends,
-            metre=metre, chain=chain, check_lenses=self.config.refinement.lens,
+            metre=metre, chain=self.table.chain, check_lenses=self.config.refinement.lens,
         )  # fmt: skip
         if found is None:
             return None

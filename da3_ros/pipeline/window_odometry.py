@@ -55,7 +55,6 @@ class WindowOdometry:
         self.config, self.counters, self._table = config, counters, table
         self.prior = PriorPoseSubstitution(config.pose_prior.output)
         self.uncertainty = PoseUncertainty(motion_error)
-        self.chain = -1
         self._refined = False  # whether the newest window is refined
         self._depth_doubtful = False  # whether its depth contradicts scene and tracks
         self.refusal = ""  # why the newest window does not fit
@@ -74,7 +73,6 @@ class WindowOdometry:
         """
         self.prior.restart()
         self.uncertainty.start_chain(known=not newest)
-        self.chain += 1
         self._clear_overlap_views()
         self.newest = newest
 

@@ -129,7 +129,7 @@ class WindowSteps(MapListener):
             taken = self._imu.take(taken)
         closed = self.scene_map.close_loop()
         graph = self.refinement.refiner.graph
-        metre = self.scene_map.adjust(graph.metre, self.odometry.chain)
+        metre = self.scene_map.adjust(graph.metre)
         if metre is not None:
             graph.take_metre(metre)
         follow(self.scene_map, [prepared.view for prepared in taken])
@@ -196,7 +196,7 @@ class WindowSteps(MapListener):
             return
         scale = self._take_over(placed)
         report = report_of(
-            placed, scale, chain=self.odometry.chain, loop_closed=closed,
+            placed, scale, chain=self.scene_map.table.use_chain(), loop_closed=closed,
             total_s=time.perf_counter() - start,
             T_map_camera=self.scene_map.poses_of(placed, scale), tracks=self.refinement.tracks,
             refinement_s=self.refinement.seconds,
@@ -229,7 +229,7 @@ class WindowSteps(MapListener):
         nor the scale nor keyframes."""
         scale = self.scene_map.scale.scale
         report = report_of(
-            placed, scale, chain=self.odometry.chain, loop_closed=False,
+            placed, scale, chain=self.scene_map.table.use_chain(), loop_closed=False,
             total_s=time.perf_counter() - start,
             T_map_camera=self.scene_map.poses_of(placed, scale),
         )  # fmt: skip
@@ -391,7 +391,7 @@ class WindowSteps(MapListener):
                     frame.stamp_ns,
                     submap,
                     keyframe=frame.keyframe,
-                    chain=self.odometry.chain,
+                    chain=frame.window.chain,
                 )
         self.counters["processed"] += 1
         self.standing.note(prepared, placed, index, self.odometry.uncertainty.at_rest)
@@ -504,7 +504,7 @@ class WindowSteps(MapListener):
         estimate = WindowEstimate.of(prediction)
         placed = PlacedWindow(window, prediction, estimate, UNPLACED, prediction.depth)
         report = report_of(
-            placed, scale, chain=self.odometry.chain, loop_closed=False,
+            placed, scale, chain=self.scene_map.table.use_chain(), loop_closed=False,
             total_s=time.perf_counter() - start,
         )  # fmt: skip
         for index, prepared in enumerate(new, len(window.views) - len(new)):
