@@ -188,6 +188,9 @@ class MapTable:
         self.corrections = 0  # number of those that were applied
         self.chain = 0  # number of the newest chain
         self._chain_is_used = False  # whether something belongs to it
+        # Units of odometry per network unit of the newest window that has moved it, or as they are
+        # assumed to be where odometry begins.
+        self.unit = 1.0
         self._clear(submaps)
 
     def _clear(self, submaps: Iterable[Submap]) -> None:

@@ -101,9 +101,12 @@ class SubmapStore:
     ) -> None:
         """spill: where points go that memory cannot hold; None: they are dropped. table: an empty
         one."""
-        self.limits = limits
-        self.metres = 1.0
         self.table = table or MapTable()
+        self.restart(limits, spill)
+
+    def restart(self, limits: MapConfig, spill: ArraySpill | None = None) -> None:
+        """Begins with an empty scene, in a table that has been cleared."""
+        self.limits, self.metres = limits, 1.0  # metres per map unit
         self.submaps: dict[int, Submap] = {}
         self.localized: LocalizedPath | None = None  # None: new frames are mapped
         self.points = SubmapPoints(self.submaps)

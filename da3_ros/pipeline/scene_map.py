@@ -106,7 +106,6 @@ class SceneMap(MapListener):
         self._spill: ArraySpill | None = None
         # Keyframes whose stored depth may still change: the pixels that are measured in it.
         self._stored_early = dict[int, int]()
-        self._unit = 1.0  # units of odometry per network unit of the newest stored frame
         self._newest_leading = -1  # id of the newest published frame of the first camera
         # Whether the gyro has bridged a gap since loops have last corrected the map: then nobody
         # knows how far the camera has moved in it.
@@ -146,7 +145,7 @@ class SceneMap(MapListener):
         self.table.clear()
         self.dense.restart()
         self._stored_early.clear()
-        self.submaps = SubmapStore(self.config.map, self._spill, self.table)
+        self.submaps.restart(self.config.map, self._spill)
         self.odom, self._prune_at = OdomFrame(), MANY_SUBMAPS
         self._is_bridged = False
         self._apply_mode()
@@ -285,12 +284,9 @@ class SceneMap(MapListener):
             )
         self.floor_map.occupancy.restore(saved.floor.views)
 
-    def snapshot(self, unit: float) -> Snapshot:
-        """Returns the whole scene as it is now; cheap, and not changed by later frames.
-
-        unit: of odometry, per network unit of the newest window.
-        """
-        unit *= self.scale.unit
+    def snapshot(self) -> Snapshot:
+        """Returns the whole scene as it is now; cheap, and not changed by later frames."""
+        unit = self.table.unit * self.scale.unit
         saved = self.submaps.snapshot(self.T_ros_map, self.scale.known, unit)
         known = self.loops.recognition(self.scale.metres)
         floor = self.floor_map.views({s.id for s in saved.submaps})
@@ -385,7 +381,6 @@ class SceneMap(MapListener):
                 data.by_images,
             ))  # fmt: skip
         if self._recorder is not None:
-            self._unit = frame.window.unit
             self._recorder.add_frame(frame, data, submap, T_submap_camera, unit, self._map_state())
         self._forget_poses()
         return submap.id
@@ -621,7 +616,8 @@ class SceneMap(MapListener):
     def _map_state(self) -> MapState:
         """Returns how the scene relates to map and metres."""
         known, metres = self.scale.known, self.scale.metres
-        return MapState(known, metres, self._unit * self.scale.unit * metres, self.T_ros_map)
+        unit = self.table.unit * self.scale.unit
+        return MapState(known, metres, unit * metres, self.T_ros_map)
 
     def on_refinement(self, frames: Sequence[PoseInSubmap]) -> None:
         """Stores refined poses of frames that are in the map."""

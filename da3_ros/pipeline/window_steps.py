@@ -530,9 +530,8 @@ class WindowSteps(MapListener):
         self.scene_map.adjustment.forget_features()  # stamps may be those of earlier frames
         self.scene_map.to_origin()
         self.start_chain({})
-        self.odometry.expect_unit(
-            self.config.scale.factor if self.scene_map.scale.filter.declared else 1.0
-        )
+        declared = self.scene_map.scale.filter.declared
+        self.scene_map.table.unit = self.config.scale.factor if declared else 1.0
 
     def start_chain(self, newest: dict[str, Array]) -> None:
         """Begins a chain in scene and odometry, without overlap views.
