@@ -96,7 +96,6 @@ def localized(
         if (number - session.frames + 1) % each == 0:
             trim()
             path = pipeline.map.table.live_path
-            assert path is not None
             series["path_mb"].append(path.nbytes / 2**20)
             series["mb"].append(own_mb() - series["path_mb"][-1])
             series["ms"].append(1e3 * spent / each)

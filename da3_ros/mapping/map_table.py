@@ -196,8 +196,10 @@ class MapTable:
     def _clear(self, submaps: Iterable[Submap]) -> None:
         self.submaps: dict[int, Submap] = {s.id: s for s in submaps}
         self.path = Trajectory()  # frames of the map
-        # Frames of a camera that is localized in a read-only map; None: the map grows.
-        self.live_path: Trajectory | None = None
+        # Where the map is read-only: id of the first submap that is not its own, but of the camera
+        # that is localized in it, and the frames of that. None: the map grows.
+        self.first_live: int | None = None
+        self.live_path = Trajectory()
         self.nodes: list[Node] = []  # submaps that move as one, in the order of their ids
         self.edges: list[Edge] = []  # between nodes, by their first submap
         self.keyframes: dict[int, ViewRow] = {}  # of loops
@@ -214,6 +216,21 @@ class MapTable:
         self._clear(())
         for listener in self.listeners:
             listener.on_clear()
+
+    def set_read_only(self, first_live: int | None) -> None:
+        """Makes the map of all submaps before ``first_live`` read-only: later ones are those of a
+        localized camera. None: lets it grow again."""
+        self.first_live, self.live_path = first_live, Trajectory()
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether the map stays as it is; new frames are only localized in it."""
+        return self.first_live is not None
+
+    @property
+    def newest_path(self) -> Trajectory:
+        """The path of new frames: the map's, or that of a localized camera."""
+        return self.live_path if self.is_read_only else self.path
 
     def begin_chain(self, after: int = -1) -> None:
         """Begins a chain. Its number is larger than ``after``, and than those of all chains of the
@@ -264,7 +281,7 @@ class MapTable:
         Points stay where they are: poses of the newest frames move by millimetres, without
         ``refinement`` by centimetres.
         """
-        path, frames = self.path if self.live_path is None else self.live_path, []
+        path, frames = self.newest_path, []
         for view in views:
             id = view.view.id
             before = self._T_local_camera(id) if id in self.shared else None

@@ -91,13 +91,17 @@ class SubmapGraph:
         self.nodes, self._edges = submaps.nodes, submaps.edges  # changed in place
         self.nodes.clear()
         self._edges.clear()
-        self.first_live = 0  # id of a submap; 0: the graph is no map
         # Caches that hold until the graph changes; keys are indices of nodes.
         self._path_cache: dict[int | None, _Paths] = {}  # by the chain that is not tied
         self._loop_partners: dict[int, set[int]] = {}
         self._chain_cache: Array | None = None
         self._at: dict[int, int] = {}  # index of a node by its first submap
         self._ups: dict[int, Up] = {}  # by the first submap of a node
+
+    @property
+    def first_live(self) -> int:
+        """Id of the first submap that is not the read-only map's; 0: there is no such map."""
+        return self._submaps.first_live or 0
 
     def index(self, submap: int) -> int:
         """Returns the index of the node that a submap is in."""

@@ -123,7 +123,7 @@ class SceneMap(MapListener):
     @property
     def localizes(self) -> bool:
         """Whether the map is read-only: the camera is only localized in it."""
-        return self.submaps.localized is not None
+        return self.table.is_read_only
 
     def _apply_mode(self) -> None:
         """Makes the map read-only, or lets it grow, by the parameter ``mode``."""
@@ -131,7 +131,7 @@ class SceneMap(MapListener):
             if not self.localizes:
                 self.finish_depth(FINISH_S)
             self.dense.clear()
-        set_read_only(self.config.mode == "localization", self.submaps, self.loops, self.scale)
+        set_read_only(self.config.mode == "localization", self.submaps, self.loops)
 
     def forget_pose(self) -> None:
         """Forgets where the camera is in a read-only map; odometry goes on."""
@@ -825,11 +825,10 @@ class SceneMap(MapListener):
 # Switches between a map that grows and one that is read-only (the parameter ``mode``).
 
 
-def set_read_only(on: bool, submaps: SubmapStore, loops: LoopClosure, scale: MapScale) -> None:
+def set_read_only(on: bool, submaps: SubmapStore, loops: LoopClosure) -> None:
     """Makes the map read-only, or lets it grow again, for new frames."""
-    if on == (submaps.localized is not None):
+    if on == submaps.table.is_read_only:
         return
-    scale.fix(on)
     if on:
         _begin(submaps, loops)
         return
@@ -845,7 +844,7 @@ def _begin(submaps: SubmapStore, loops: LoopClosure) -> None:
         loops.start_chain(lost=False)
     submaps.localize(True)
     known = frozenset(s.id for s in submaps.submaps.values() if s.component == REFERENCE)
-    if not loops.localize(submaps.next_id, known) and len(submaps.table.path):
+    if not loops.localize(known) and len(submaps.table.path):
         log.warning(
             "mode is localization, but the map has no keyframes that recognise its locations: "
             "poses are those of odometry"
