@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -396,6 +396,38 @@ class MapTable:
             listener.on_correction(correction, before)
         self._tell_refinement(frames)
         return far
+
+
+class SubmapsById(Mapping[int, Submap]):
+    """Some of a table's submaps, by their ids alone, in the order in which they came."""
+
+    def __init__(self, table: MapTable) -> None:
+        self._table = table
+        self._ids: dict[int, None] = {}
+
+    def add(self, submap: Submap) -> None:
+        """Adds a submap, also to the table."""
+        self._table.add_submap(submap)
+        self._ids[submap.id] = None
+
+    def remove(self, id: int) -> None:
+        """Removes a submap, which stays in the table for as long as anything needs it."""
+        del self._ids[id]
+
+    def __getitem__(self, id: int) -> Submap:
+        if id not in self._ids:
+            raise KeyError(id)
+        return self._table.submaps[id]
+
+    def __contains__(self, id: object) -> bool:
+        return id in self._ids
+
+    def __iter__(self) -> Iterator[int]:
+        """All ids as they are now: another thread may change them."""
+        return iter(tuple(self._ids))
+
+    def __len__(self) -> int:
+        return len(self._ids)
 
 
 def _depth_ratio(before: Array, now: Array) -> float:

@@ -22,7 +22,7 @@ from da3_ros.mapping.anchors import HeldAnchor
 from da3_ros.mapping.dynamic_points import DynamicPoints
 from da3_ros.mapping.floor_view import FloorViews
 from da3_ros.mapping.frames import LocalFrame
-from da3_ros.mapping.map_table import MapTable
+from da3_ros.mapping.map_table import MapTable, SubmapsById
 from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.scene import (
     REFERENCE,
@@ -107,7 +107,7 @@ class SubmapStore:
     def restart(self, limits: MapConfig, spill: ArraySpill | None = None) -> None:
         """Begins with an empty scene, in a table that has been cleared."""
         self.limits, self.metres = limits, 1.0  # metres per map unit
-        self.submaps: dict[int, Submap] = {}
+        self.submaps = SubmapsById(self.table)
         self.live = LiveSubmaps(self.table)
         self.points = SubmapPoints(self.submaps)
         self.points.spill_to(spill)
@@ -149,8 +149,10 @@ class SubmapStore:
         return newest.newest_stamp_ns if len(newest) else 0
 
     def all_submaps(self) -> dict[int, Submap]:
-        """Returns the submaps of the map, and those of a localized camera."""
-        return self.submaps | self.live.submaps
+        """Returns the submaps of the map, and those of a localized camera. Any thread may call
+        this."""
+        rows, ids = self.table.submaps, (*self.submaps, *self.live.submaps)
+        return {id: submap for id in ids if (submap := rows.get(id)) is not None}
 
     def localize(self, on: bool) -> None:
         """Makes the map read-only, or lets it grow again."""
@@ -196,9 +198,8 @@ class SubmapStore:
     @property
     def components(self) -> set[int]:
         """The components of the scene, including the current one."""
-        return {s.component for s in list(self.all_submaps().values())} | {
-            self.components_of_scene.current
-        }
+        found = {s.component for s in self.all_submaps().values()}
+        return found | {self.components_of_scene.current}
 
     def start_chain(self) -> None:
         """Begins a chain that is not aligned to the last one: a new submap and a new component."""
@@ -296,8 +297,7 @@ class SubmapStore:
         self.revision = next(_REVISIONS)
         for submap in saved.submaps:
             one = replace(submap, cloud=join([]), images={}, moved=[])
-            self.submaps[one.id] = one
-            self.table.add_submap(one)
+            self.submaps.add(one)
             self.components_of_scene.note(one)
             self.points.restore(one, submap.cloud, submap.images)
             self._next = max(self._next, one.id + 1)
@@ -370,7 +370,6 @@ class SubmapStore:
             begin = self.table.T_map_camera(frame.T_local_camera)
             submap = Submap(self._next, self.table.use_chain(), begin)
             submap.component = self.components_of_scene.current
-            self.table.add_submap(submap)
             self.components_of_scene.note(submap)
             self._next += 1
             if self.table.first_live is not None:
@@ -379,7 +378,7 @@ class SubmapStore:
                 self.live.begin(submap)
                 self.components_of_scene.forget(self.table.first_live, min(self.live.submaps))
                 return submap
-            self.submaps[submap.id] = submap
+            self.submaps.add(submap)
             self.points.begin(submap, self._voxel(submap))
         return submap
 
@@ -413,7 +412,7 @@ class SubmapStore:
         for submap in [s for s in self.submaps.values() if s.id not in used and not len(s.cloud)]:
             if submap is not self.newest and not self.points.is_growing(submap):
                 self.points.drop_images(submap)
-                del self.submaps[submap.id]
+                self.submaps.remove(submap.id)
         self._forget_at = 2 * len(self.submaps) + 64
 
 
@@ -505,8 +504,7 @@ class LiveSubmaps:
     """The newest submaps of a localized camera; its poses are in ``live_path`` of the table."""
 
     def __init__(self, table: MapTable) -> None:
-        self._table = table
-        self.submaps: dict[int, Submap] = {}
+        self._table, self.submaps = table, SubmapsById(table)
         self.newest: Submap | None = None  # None: the next frame begins one
 
     def close(self) -> None:
@@ -515,9 +513,11 @@ class LiveSubmaps:
 
     def begin(self, submap: Submap) -> None:
         """Adds the submap of the next frames; the oldest one leaves."""
-        self.submaps[submap.id] = self.newest = submap
+        self.submaps.add(submap)
+        self.newest = submap
         while len(self.submaps) > MAX_SUBMAPS:
-            oldest = self.submaps.pop(min(self.submaps))
+            oldest = self.submaps[min(self.submaps)]
+            self.submaps.remove(oldest.id)
             if oldest.component == REFERENCE:
                 self._table.live_path.settle(oldest.id, oldest.T_map_submap, SETTLED)
             else:

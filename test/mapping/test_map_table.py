@@ -242,7 +242,7 @@ def test_all_ask_the_table_whether_the_map_is_read_only():
 
     for id in (0, 1):
         add_keyframe(loops, overlap_view(id, id, pose(id)), np.ones(4))
-    store.submaps[0] = table.submaps[0]
+    store.submaps.add(table.submaps[0])
     assert answers() == (False, False, 0, True, False)
     table.set_read_only(2)
     assert answers() == (True, True, 2, False, True)
