@@ -217,8 +217,8 @@ class LoopClosure(MapListener):
             return
         row = self._submaps.shared[id]
         submap = row.submap
-        if self._submaps.is_read_only:
-            self._forget_keyframes(self._graph.first_live, submap - LIVE_SUBMAPS)
+        if self._submaps.read_only:
+            self._forget_keyframes(self._submaps.first_live, submap - LIVE_SUBMAPS)
         if not self._graph.nodes or self._graph.nodes[-1].last != submap:
             self._start_submap(submap)
         if descriptor is None or len(row.depth) == 0:
@@ -230,7 +230,7 @@ class LoopClosure(MapListener):
             row, descriptor=np.array(descriptor), typical_depth=float(np.median(row.depth)),
             variance_in_submap=own / [1, 1, unit[0] ** 2],
         )  # fmt: skip
-        self.keyframes.add_keyframe(keyframe, self._max_bytes, keep_all=self._submaps.is_read_only)
+        self.keyframes.add_keyframe(keyframe, self._max_bytes, keep_all=self._submaps.read_only)
         self.candidates.restart()
 
     def add_up(
@@ -242,7 +242,7 @@ class LoopClosure(MapListener):
         Of an IMU that was wrong it counts from when it agrees with the map, and with ``up_map``
         [3], up in the map, where no submap knows it; or once it has not been wrong for a while.
         """
-        if not self.enabled or self._submaps.is_read_only:
+        if not self.enabled or self._submaps.read_only:
             return None
         recent = up.stamp_ns < self._doubted_ns + DOUBT_LASTS_NS
         doubted = self.up_is_doubted and recent
@@ -326,7 +326,7 @@ class LoopClosure(MapListener):
     @property
     def recognises_map(self) -> bool:
         """Whether a read-only map has keyframes that recognise its locations."""
-        return any(one.submap < self._graph.first_live for one in self.keyframes)
+        return any(one.submap < self._submaps.first_live for one in self.keyframes)
 
     def end_localization(self) -> bool:
         """Forgets what was only localized, before the map grows again. Returns whether new submaps
@@ -354,7 +354,7 @@ class LoopClosure(MapListener):
         """Forgets where the camera is in a read-only map."""
         self._solving = None
         self._graph.forget_live()
-        self._forget_keyframes(self._graph.first_live, math.inf)
+        self._forget_keyframes(self._submaps.first_live, math.inf)
         self._unconfirmed.clear()
         self._against.clear()
         self._joined_by.clear()
@@ -385,8 +385,8 @@ class LoopClosure(MapListener):
         """Returns what recognises the locations of this map, with lengths times ``scale``."""
         nodes, edges = self._graph.of_map()
         keyframes = tuple(self.keyframes)
-        if self._submaps.is_read_only:
-            keyframes = tuple(k for k in keyframes if k.submap < self._graph.first_live)
+        if self._submaps.read_only:
+            keyframes = tuple(k for k in keyframes if k.submap < self._submaps.first_live)
         ids = {n.first for n in nodes} | {k.submap for k in keyframes}
         poses = {id: self._submaps.submaps[id].T_map_submap.scaled(scale) for id in sorted(ids)}
         return Recognition(nodes, edges, keyframes, poses)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -188,18 +188,13 @@ class MapTable:
         self.corrections = 0  # number of those that were applied
         self.chain = 0  # number of the newest chain
         self._chain_is_used = False  # whether something belongs to it
-        # Units of odometry per network unit of the newest window that has moved it, or as they are
-        # assumed to be where odometry begins.
-        self.unit = 1.0
+        self.unit = 1.0  # of odometry, per network unit; see ``set_unit``
         self._clear(submaps)
 
     def _clear(self, submaps: Iterable[Submap]) -> None:
         self.submaps: dict[int, Submap] = {s.id: s for s in submaps}
         self.path = Trajectory()  # frames of the map
-        # Where the map is read-only: id of the first submap that is not its own, but of the camera
-        # that is localized in it, and the frames of that. None: the map grows.
-        self.first_live: int | None = None
-        self.live_path = Trajectory()
+        self.set_read_only(None)
         self.nodes: list[Node] = []  # submaps that move as one, in the order of their ids
         self.edges: list[Edge] = []  # between nodes, by their first submap
         self.keyframes: dict[int, ViewRow] = {}  # of loops
@@ -219,18 +214,16 @@ class MapTable:
 
     def set_read_only(self, first_live: int | None) -> None:
         """Makes the map of all submaps before ``first_live`` read-only: later ones are those of a
-        localized camera. None: lets it grow again."""
-        self.first_live, self.live_path = first_live, Trajectory()
+        camera that is localized in it. None: lets it grow again."""
+        self.read_only = first_live is not None
+        self.first_live = first_live or 0
+        # Of new frames: that of the map, or of the localized camera, which begins now.
+        self.live_path = Trajectory() if self.read_only else self.path
 
-    @property
-    def is_read_only(self) -> bool:
-        """Whether the map stays as it is; new frames are only localized in it."""
-        return self.first_live is not None
-
-    @property
-    def newest_path(self) -> Trajectory:
-        """The path of new frames: the map's, or that of a localized camera."""
-        return self.live_path if self.is_read_only else self.path
+    def set_unit(self, unit: float) -> None:
+        """Sets units of odometry per network unit, of a window that has moved it, or as assumed
+        of the next one."""
+        self.unit = unit
 
     def begin_chain(self, after: int = -1) -> None:
         """Begins a chain. Its number is larger than ``after``, and than those of all chains of the
@@ -281,7 +274,7 @@ class MapTable:
         Points stay where they are: poses of the newest frames move by millimetres, without
         ``refinement`` by centimetres.
         """
-        path, frames = self.newest_path, []
+        path, frames = self.live_path, []
         for view in views:
             id = view.view.id
             before = self._T_local_camera(id) if id in self.shared else None
@@ -428,6 +421,11 @@ class SubmapsById(Mapping[int, Submap]):
 
     def __len__(self) -> int:
         return len(self._ids)
+
+    def values(self) -> ValuesView[Submap]:
+        """All submaps as they are now; much faster than one by one."""
+        ids = tuple(self._ids)
+        return dict(zip(ids, map(self._table.submaps.__getitem__, ids), strict=True)).values()
 
 
 def _depth_ratio(before: Array, now: Array) -> float:

@@ -206,7 +206,7 @@ class MapScale(MapListener):
     @property
     def measured(self) -> bool:
         """Whether the map's scale is known by measurements, and not by a loaded map."""
-        return self.known and self._map_scale is None and not self._submaps.is_read_only
+        return self.known and self._map_scale is None and not self._submaps.read_only
 
     @property
     def metres(self) -> float:
@@ -288,7 +288,7 @@ class MapScale(MapListener):
         """Moves the earlier frames that sources of metres remember, with their submaps."""
         table, submap = self._submaps, NO_SUBMAP
         moves = {}
-        rows = table.newest_path.rows_of(list(self._frames))
+        rows = table.live_path.rows_of(list(self._frames))
         for id, row in zip(self._frames.values(), rows, strict=True):
             submap = submap if row is None else row[0]  # not stored: the camera stood
             move = correction.local_move(submap)
@@ -324,7 +324,7 @@ class MapScale(MapListener):
         if self.scale.metric:
             if self._metres is not None and not before.metric:
                 self._set_unit(self.scale.value / self._metres)
-            if self._submaps.is_read_only and self._metres is not None:  # it stays
+            if self._submaps.read_only and self._metres is not None:  # it stays
                 self.scale = self._scale_in_map(self.unit * self._metres)
             else:
                 self._metres = self.scale.value / self.unit

@@ -81,8 +81,7 @@ class _Paths:
 class SubmapGraph:
     """Nodes in the order of their submaps, and edges between them (by the node's first submap).
 
-    Nodes of submaps before ``first_live`` are a read-only map: they stay as they are, and move as
-    one body.
+    Nodes of a read-only map stay as they are, and move as one body.
     """
 
     def __init__(self, submaps: MapTable) -> None:
@@ -97,11 +96,6 @@ class SubmapGraph:
         self._chain_cache: Array | None = None
         self._at: dict[int, int] = {}  # index of a node by its first submap
         self._ups: dict[int, Up] = {}  # by the first submap of a node
-
-    @property
-    def first_live(self) -> int:
-        """Id of the first submap that is not the read-only map's; 0: there is no such map."""
-        return self._submaps.first_live or 0
 
     def index(self, submap: int) -> int:
         """Returns the index of the node that a submap is in."""
@@ -185,25 +179,25 @@ class SubmapGraph:
         sigma = np.sqrt(variance) / [1, 1, there.scale]
         measured = there.inverse() @ drift @ self.pose(second)
         self._edges.append(Edge(first.first, second.first, measured, sigma, loop=True))
-        most = MAX_LIVE_LOOPS if self.first_live else MAX_LOOPS
+        most = MAX_LIVE_LOOPS if self._submaps.first_live else MAX_LOOPS
         if len(self._live_loops()) > most:
             self._forget_loop()
         self._changed()
 
     def _live_loops(self) -> list[Edge]:
         """Returns the loops that are not the map's own."""
-        return [e for e in self._edges if e.loop and e.second >= self.first_live]
+        return [e for e in self._edges if e.loop and e.second >= self._submaps.first_live]
 
     def forget_live(self) -> None:
         """Forgets the nodes that are not the map's own."""
-        self.nodes[:] = [n for n in self.nodes if n.first < self.first_live]
-        self._edges[:] = [e for e in self._edges if e.second < self.first_live]
+        self.nodes[:] = [n for n in self.nodes if n.first < self._submaps.first_live]
+        self._edges[:] = [e for e in self._edges if e.second < self._submaps.first_live]
         self._changed()
 
     @property
     def map_size(self) -> int:
         """Number of the map's own nodes, which are the first ones."""
-        return bisect_left(self.nodes, self.first_live, key=lambda node: node.first)
+        return bisect_left(self.nodes, self._submaps.first_live, key=lambda node: node.first)
 
     def loop_partners(self, submap: int) -> set[int]:
         """Returns the indices of nodes that loops connect to the node of a submap."""
@@ -318,7 +312,7 @@ class SubmapGraph:
 
     def enforce_limits(self) -> list[Absorbed]:
         """Merges or forgets nodes while there are too many; returns the nodes that are gone."""
-        out, most = [], self.map_size + (MAX_LIVE if self.first_live else MAX_NODES)
+        out, most = [], self.map_size + (MAX_LIVE if self._submaps.first_live else MAX_NODES)
         while len(self.nodes) > most:
             at = self._next_to_merge()
             out.append(self._forget_oldest() if at is None else self._merge(at))
@@ -396,9 +390,9 @@ class SubmapGraph:
 
     def of_map(self) -> tuple[tuple[Node, ...], tuple[Edge, ...]]:
         """Returns nodes and edges; of a read-only map its own only."""
-        if not self.first_live:
+        if not self._submaps.first_live:
             return tuple(self.nodes), self.edges
-        edges = tuple(e for e in self._edges if e.second < self.first_live)
+        edges = tuple(e for e in self._edges if e.second < self._submaps.first_live)
         return tuple(self.nodes[: self.map_size]), edges
 
     def restore(self, nodes: Iterable[Node], edges: Iterable[Edge]) -> None:
@@ -438,7 +432,7 @@ class SubmapGraph:
         nodes, edges = self.nodes, self._edges
         if self.map_size > 1:
             poses = [self.pose(node) for node in nodes]
-            nodes, edges = with_rigid_map(nodes, poses, edges, self.first_live)
+            nodes, edges = with_rigid_map(nodes, poses, edges, self._submaps.first_live)
         at = {node.first: k for k, node in enumerate(nodes)}
         edges = [dataclasses.replace(e, first=at[e.first], second=at[e.second]) for e in edges]
         return Problem(

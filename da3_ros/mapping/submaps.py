@@ -129,13 +129,13 @@ class SubmapStore:
     @property
     def nbytes(self) -> int:
         """Memory held, bytes: points, poses and images."""
-        live = self.table.live_path.nbytes if self.table.is_read_only else 0
+        live = self.table.live_path.nbytes if self.table.read_only else 0
         return self.points.nbytes + self.table.path.nbytes + live + self._dynamic.nbytes
 
     @property
     def newest(self) -> Submap | None:
         """The submap of new frames; None at the beginning of a chain."""
-        return self.live.newest if self.table.is_read_only else self.points.newest
+        return self.live.newest if self.table.read_only else self.points.newest
 
     @property
     def next_id(self) -> int:
@@ -145,7 +145,7 @@ class SubmapStore:
     @property
     def newest_stamp_ns(self) -> int:
         """Stamp of the newest pose; 0 if there is none."""
-        newest = self.table.newest_path if len(self.table.newest_path) else self.table.path
+        newest = self.table.live_path if len(self.table.live_path) else self.table.path
         return newest.newest_stamp_ns if len(newest) else 0
 
     def all_submaps(self) -> dict[int, Submap]:
@@ -156,7 +156,7 @@ class SubmapStore:
 
     def localize(self, on: bool) -> None:
         """Makes the map read-only, or lets it grow again."""
-        if on == self.table.is_read_only:
+        if on == self.table.read_only:
             return
         self.begin_submap()
         self.points.end_growth()  # nothing changes a read-only map
@@ -169,9 +169,9 @@ class SubmapStore:
 
     def forget_pose(self) -> None:
         """Forgets where a localized camera is, and its path: both were wrong."""
-        if self.table.is_read_only:
+        if self.table.read_only:
             self.begin_component()
-            self.table.live_path = Trajectory()
+            self.table.set_read_only(self.table.first_live)
             self.live = LiveSubmaps(self.table)
 
     def begin_submap(self) -> None:
@@ -192,7 +192,7 @@ class SubmapStore:
     def pose_known(self) -> bool:
         """Whether the pose of new frames in the map is known; never if there is none to be
         localized in."""
-        has_map = not self.table.is_read_only or len(self.submaps) > 0
+        has_map = not self.table.read_only or len(self.submaps) > 0
         return has_map and self.components_of_scene.pose_known
 
     @property
@@ -229,8 +229,8 @@ class SubmapStore:
         submap.keyframes += frame.keyframe
         room = self.limits.memory_mb * 2**20 // (4 * ROW.itemsize)
         self.table.path.max_poses = min(MAX_POSES, room) if room else MAX_POSES
-        self.table.newest_path.add_pose(frame, T, submap.id, S.scale)
-        if frame.keyframe and self.limits.enabled and not self.table.is_read_only:
+        self.table.live_path.add_pose(frame, T, submap.id, S.scale)
+        if frame.keyframe and self.limits.enabled and not self.table.read_only:
             camera = self.table.T_map_camera(frame.T_local_camera).t
             if self.limits.keep_images:
                 self.points.keep_image(submap, frame)
@@ -271,19 +271,19 @@ class SubmapStore:
     @property
     def staying(self) -> Collection[int]:
         """The submaps that corrections do not move: those of a read-only map."""
-        return self.submaps.keys() if self.table.is_read_only else ()
+        return self.submaps.keys() if self.table.read_only else ()
 
     def note_correction(self, tied: Iterable[tuple[int, int]]) -> None:
         """Notes that submaps have moved, their points and poses with them; merges the components
         of pairs of submaps that loops connect."""
-        if not self.table.is_read_only:
+        if not self.table.read_only:
             self.revision = next(_REVISIONS)
         self.merge_components(tied)
 
     def regrid(self) -> None:
         """Averages all points in voxels of the edge length by ``limits`` and ``metres``; not
         of a read-only map."""
-        if self.table.is_read_only:
+        if self.table.read_only:
             return
         self.revision = next(_REVISIONS)
         self.points.regrid(self._voxel)
@@ -334,17 +334,17 @@ class SubmapStore:
 
         The path is that of a localized camera, instead of the map's.
         """
-        newest, component = max(self.submaps, default=-1), self.components_of_scene.current
-        searched = self._is_searched or self.table.is_read_only
-        if searched and any(s.component == REFERENCE for s in self.submaps.values()):
+        submaps, component = tuple(self.submaps.values()), self.components_of_scene.current
+        newest = max((s.id for s in submaps), default=-1)
+        searched = self._is_searched or self.table.read_only
+        if searched and any(s.component == REFERENCE for s in submaps):
             component = REFERENCE
         elif newest >= 0:
             component = self.submaps[newest].component
         submap_poses = self._submap_poses()
         component_of = {s.id: s.component for s in self.all_submaps().values()}
         submap_poses[SETTLED], component_of[SETTLED] = IDENTITY.scaled(self.metres), REFERENCE
-        submaps = tuple(self.submaps.values())
-        path = self.table.newest_path
+        path = self.table.live_path
         return SceneView(component, submaps, self.points, path, submap_poses, component_of)
 
     def poses(self) -> Poses:
@@ -372,7 +372,7 @@ class SubmapStore:
             submap.component = self.components_of_scene.current
             self.components_of_scene.note(submap)
             self._next += 1
-            if self.table.first_live is not None:
+            if self.table.read_only:
                 if submap.id == 0:
                     log.warning("mode is localization, but there is no map: load one (map.load)")
                 self.live.begin(submap)
@@ -383,7 +383,7 @@ class SubmapStore:
         return submap
 
     def _is_full(self, submap: Submap) -> bool:
-        if self.table.is_read_only:
+        if self.table.read_only:
             return submap.keyframes >= KEYFRAMES
         if submap.id == self._ended:
             return True

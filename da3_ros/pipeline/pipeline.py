@@ -148,7 +148,7 @@ class Pipeline:
         In a read-only map a known pose is forgotten before. In one that grows it stays until the
         images contradict it.
         """
-        if self.scene_map.localizes and self.map.pose_known:
+        if self.map.table.read_only and self.map.pose_known:
             self.scene_map.forget_pose()
         self.pose_search.narrow(hint)
         return not self.map.pose_known
@@ -206,7 +206,7 @@ class Pipeline:
         self.pose_search.restart()
         self._steps.start_at_origin()
         if not self.scale.source.declared_by:  # what is declared holds for the first new window
-            self.map.table.unit = saved.unit
+            self.map.table.set_unit(saved.unit)
         self._steps.start_chain(self.map.poses().newest())
         self.odometry.uncertainty.start_chain(known=True)  # odometry begins with new frames
         where = search_note(saved, self.config)

@@ -120,15 +120,10 @@ class SceneMap(MapListener):
         self.floor_map.reconfigure(config)
         self._apply_mode()
 
-    @property
-    def localizes(self) -> bool:
-        """Whether the map is read-only: the camera is only localized in it."""
-        return self.table.is_read_only
-
     def _apply_mode(self) -> None:
         """Makes the map read-only, or lets it grow, by the parameter ``mode``."""
         if self.config.mode == "localization":
-            if not self.localizes:
+            if not self.table.read_only:
                 self.finish_depth(FINISH_S)
             self.dense.clear()
         set_read_only(self.config.mode == "localization", self.submaps, self.loops)
@@ -232,7 +227,7 @@ class SceneMap(MapListener):
         newest: ``T_local_camera`` [4, 4] of each camera; empty: at the origin. The new chain's
         unit is unknown and, unless it begins at the origin, its pose too.
         """
-        unplaced = self.scale.source.learns and not self.scale.known and not self.localizes
+        unplaced = self.scale.source.learns and not self.scale.known and not self.table.read_only
         if unplaced and len(self.table.path):
             log.warning(
                 "no metric scale found for the old chain; its points are removed from the map"
@@ -249,7 +244,7 @@ class SceneMap(MapListener):
             )  # fmt: skip
         self.submaps.start_chain()
         # In a read-only map it is looked for everywhere: it may have been carried.
-        self.loops.start_chain(lost=bool(newest) and not self.localizes)
+        self.loops.start_chain(lost=bool(newest) and not self.table.read_only)
 
     def begin_bridge(self, variance: Array) -> None:
         """Goes on in a new submap after a gap in which the camera was not seen to move.
@@ -331,7 +326,7 @@ class SceneMap(MapListener):
 
     @property
     def _recorder(self) -> KeyframeRecording | None:
-        return None if self.localizes else self.recording
+        return None if self.table.read_only else self.recording
 
     def record(self, recording: KeyframeRecording, spill: ArraySpill | None = None) -> None:
         """Stores all frames from now on. spill: where points and keyframes go that memory cannot
@@ -365,14 +360,14 @@ class SceneMap(MapListener):
         """
         if not self.scale.has_pose(frame.scale):
             return NO_SUBMAP
-        measure &= data is not None and not self.localizes
+        measure &= data is not None and not self.table.read_only
         frame = self._without_smears(frame)
         submap, T_submap_camera = self.submaps.add_frame(frame, waiting=measure)
         unit = self.table.T_local_submap(submap.id).scale
         if frame.T_level_camera is not None:
             self.floor_map.add(
                 frame, submap.id, T_submap_camera, unit, self._T_ros_map, waiting=measure,
-                read_only=self.localizes,
+                read_only=self.table.read_only,
             )  # fmt: skip
         if measure and data is not None:
             self.dense.add_keyframe(Measurable(
@@ -390,7 +385,7 @@ class SceneMap(MapListener):
         """Whether keyframes are adjusted together: not in a read-only map, or in that of another
         SLAM."""
         refinement = self.config.refinement
-        owned = self.localizes or self.following.enabled
+        owned = self.table.read_only or self.following.enabled
         return refinement.enabled and refinement.map and not owned
 
     def adjust(self, metre: Metre, *, ends: bool = False) -> Metre | None:
@@ -603,7 +598,7 @@ class SceneMap(MapListener):
 
     def _without_smears(self, frame: LocalFrame) -> LocalFrame:
         filtered = self.config.map.enabled and self.config.depth.edge_filter
-        if not frame.keyframe or not filtered or self.localizes:
+        if not frame.keyframe or not filtered or self.table.read_only:
             return frame
         return dataclasses.replace(frame, depth=without_smears(frame.depth))
 
@@ -750,7 +745,7 @@ class SceneMap(MapListener):
 
     def _why_no_anchors(self) -> str:
         """Returns why global poses cannot hold the map now; empty if they can."""
-        if self.localizes:
+        if self.table.read_only:
             return "the map is read-only"
         if self.following.enabled:
             return "another SLAM decides where the map lies (pose_prior.corrections)"
@@ -827,7 +822,7 @@ class SceneMap(MapListener):
 
 def set_read_only(on: bool, submaps: SubmapStore, loops: LoopClosure) -> None:
     """Makes the map read-only, or lets it grow again, for new frames."""
-    if on == submaps.table.is_read_only:
+    if on == submaps.table.read_only:
         return
     if on:
         _begin(submaps, loops)

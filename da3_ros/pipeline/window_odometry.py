@@ -167,7 +167,7 @@ class WindowOdometry:
         placed = self._place(window, shared, estimate, unit)
         estimate, placed = self.prior.place(window, estimate, placed)
         self._observe(window, shared, estimate, placed)
-        self._table.unit = placed.T_local_window.scale
+        self._table.set_unit(placed.T_local_window.scale)
         return estimate, placed
 
     def overlap_view_of(self, view: View, frame: LocalFrame) -> OverlapView | None:
@@ -200,7 +200,7 @@ class WindowOdometry:
         # Alignment and tracks both contradict the depth: the pose is known all the same.
         self._depth_doubtful = bool(self.refusal) and not refined.depth_agrees
         self._refined, self._unit_guessed, self.refusal = True, False, ""
-        self._table.unit = refined.T_local_window.scale
+        self._table.set_unit(refined.T_local_window.scale)
         self.overlap_views.adjust(
             {id: (after, factor) for id, (_, after, factor) in refined.moved.items()}
         )

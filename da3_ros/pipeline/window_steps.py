@@ -531,7 +531,7 @@ class WindowSteps(MapListener):
         self.scene_map.to_origin()
         self.start_chain({})
         declared = self.scene_map.scale.filter.declared
-        self.scene_map.table.unit = self.config.scale.factor if declared else 1.0
+        self.scene_map.table.set_unit(self.config.scale.factor if declared else 1.0)
 
     def start_chain(self, newest: dict[str, Array]) -> None:
         """Begins a chain in scene and odometry, without overlap views.

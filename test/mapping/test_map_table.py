@@ -235,9 +235,9 @@ def test_all_ask_the_table_whether_the_map_is_read_only():
         return (
             len(store.staying) > 0,
             loops.add_up(1, up) is None,
-            loops._graph.first_live,
+            loops._graph.map_size,
             scale.measured,
-            table.newest_path is table.live_path,
+            table.live_path is not table.path,
         )
 
     for id in (0, 1):
@@ -247,4 +247,4 @@ def test_all_ask_the_table_whether_the_map_is_read_only():
     table.set_read_only(2)
     assert answers() == (True, True, 2, False, True)
     table.clear()
-    assert not table.is_read_only
+    assert not table.read_only
