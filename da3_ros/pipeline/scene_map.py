@@ -54,6 +54,7 @@ from da3_ros.pipeline.map_following import MapFollowing
 from da3_ros.pipeline.saved_recognition import usable_recognition, with_recognition
 from da3_ros.refinement.bundle import Metre
 from da3_ros.refinement.refiner import RefinedWindow
+from da3_ros.refinement.tracked_view import TrackedView
 from da3_ros.types import Array, ImuStretch, Scale, TrackedFrame, View, Window, WindowEstimate
 
 log = logging.getLogger(__name__)
@@ -422,10 +423,26 @@ class SceneMap(MapListener):
             self._up_is_trusted = trust != "no"
         return self.level_finder.follow(frame, stretch, unit, trust=trust, still=still)
 
-    def note_up(self, frame: LocalFrame, submap: int) -> None:
+    def add_view(
+        self, frame: LocalFrame, submap: int, descriptor: Array | None, tracked: TrackedView | None
+    ) -> None:
+        """Adds the newest frame, whose submap has it and which windows may share, to what corrects
+        the map: loops, gravity, and the adjustment of keyframes.
+
+        descriptor: [D] as in ``Prediction``. tracked: with its features, if they were refined.
+        """
+        if frame.keyframe:
+            self.loops.add_keyframe(frame.id, descriptor)
+            self._take_up(frame, submap)
+        if tracked is not None and self.adjusts:
+            self.adjustment.add(
+                tracked, frame.stamp_ns, submap, keyframe=frame.keyframe, chain=frame.window.chain
+            )
+
+    def _take_up(self, frame: LocalFrame, submap: int) -> None:
         """Takes over what gravity says is up in a keyframe, which is the newest frame."""
         up = self.level_finder.up
-        if up is not None and submap != NO_SUBMAP:
+        if up is not None:
             R = self.table.T_local_submap(submap).R.T @ frame.T_local_camera[:3, :3]
             up = dataclasses.replace(up, direction=R @ up.direction, stamp_ns=frame.stamp_ns)
             doubted = self.loops.up_is_doubted

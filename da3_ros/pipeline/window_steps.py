@@ -381,18 +381,8 @@ class WindowSteps(MapListener):
                 keyframe=frame.keyframe,
                 descriptor=descriptor,
             )
-            if frame.keyframe and submap != NO_SUBMAP:
-                self.scene_map.loops.add_keyframe(frame.id, descriptor)
-                self.scene_map.note_up(frame, submap)
-            tracked = self.refinement.view(frame.id)
-            if tracked is not None and submap != NO_SUBMAP and self.scene_map.adjusts:
-                self.scene_map.adjustment.add(
-                    tracked,
-                    frame.stamp_ns,
-                    submap,
-                    keyframe=frame.keyframe,
-                    chain=frame.window.chain,
-                )
+            if submap != NO_SUBMAP:
+                self.scene_map.add_view(frame, submap, descriptor, self.refinement.view(frame.id))
         self.counters["processed"] += 1
         self.standing.note(prepared, placed, index, self.odometry.uncertainty.at_rest)
         self.pose_search.add(frame.stamp_ns, known=self.scene_map.submaps.pose_known)
