@@ -292,7 +292,7 @@ def run(truth: list[Truth], noise: Noise, aligner=None, seed: int = 0, **values)
     black, lens = np.zeros((*size[::-1], 3), np.uint8), calibration(size)
     for f in truth:
         list(pipeline.push(Frame(f.stamp_ns, black, calibration=lens)))
-    if pipeline.odometry.chain or pipeline.counters["windows_refused"]:
+    if pipeline.map.table.chain or pipeline.counters["windows_refused"]:
         recorder.rooms = []  # lost: the windows are not in one chain
     return recorder
 
@@ -563,7 +563,7 @@ def gate_rows(options: argparse.Namespace) -> list[dict]:
             "walk": walk, "broken": kind, "gate": gate, "refused_broken": shares[True],
             "refused_honest": shares[False], "ate_m": error,
             "join_ms": 1e3 * statistics.median(recorder.seconds),
-            "chains": pipeline.odometry.chain + 1,
+            "chains": pipeline.map.table.chain + 1,
         })  # fmt: skip
         show(rows[-1])
     return rows

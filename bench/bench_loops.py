@@ -234,7 +234,7 @@ def twin_rows(options: argparse.Namespace, describe: Descriptors) -> list[dict]:
         session = AliasedSession(walk, seed, {f.stamp_ns for f in twin}, offset)
         pipeline = run(walk, session, loops=True)
         row = {"seed": seed, "closed": pipeline.loops.closed, "fooled": session.aliased}
-        row |= {"found": pipeline.loops.found, "chains": pipeline.odometry.chain + 1}
+        row |= {"found": pipeline.loops.found, "chains": pipeline.map.table.chain + 1}
         found.append(row)
         show(row)
     return found
@@ -310,7 +310,7 @@ def network_rows(options: argparse.Namespace, describe: Descriptors) -> list[dic
         row |= {"of these found": int(verified[true].sum()), "false looks": int((~true).sum())}
         row |= {
             "of these found too": int(verified[~true].sum()),
-            "chains": pipeline.odometry.chain + 1,
+            "chains": pipeline.map.table.chain + 1,
         }
         found.append(row)
         show(row)

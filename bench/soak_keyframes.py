@@ -179,7 +179,7 @@ def run(
         "keyframes": pipeline.counters["keyframes_stored"], "points": len(pipeline.map),
         "map_mb": pipeline.map.nbytes / 2**20, "spilled_mb": spill.size / 2**20,
         "loops_closed": pipeline.loops.closed, "loops_looked_at": session.loops,
-        "chains": pipeline.odometry.chain + 1,
+        "chains": pipeline.map.table.chain + 1,
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }  # fmt: skip
     return pipeline, found, series

@@ -96,7 +96,6 @@ def localized(
         if (number - session.frames + 1) % each == 0:
             trim()
             path = pipeline.map.table.live_path
-            assert path is not None
             series["path_mb"].append(path.nbytes / 2**20)
             series["mb"].append(own_mb() - series["path_mb"][-1])
             series["ms"].append(1e3 * spent / each)
@@ -113,7 +112,7 @@ def localized(
     row = {
         "frames": frames, "km": frames * STEP_M / 1000, "corrections": pipeline.loops.closed,
         "submaps_of_map": len(saved.submaps), "keyframes_of_map": len(known_keyframes(saved)),
-        "map_unchanged": same(saved, after), "chains": pipeline.odometry.chain + 1,
+        "map_unchanged": same(saved, after), "chains": pipeline.map.table.chain + 1,
     }  # fmt: skip
     return row, series
 

@@ -9,7 +9,7 @@ REMEDY = "load one (map.load, ~/load_scene), or set mode to mapping"
 
 def map_fault(pipeline: Pipeline) -> str:
     """Returns why no pose can be found in a read-only map, and the remedy; empty if it can."""
-    if pipeline.map.localized is None:
+    if not pipeline.map.table.read_only:
         return ""
     if not pipeline.map.submaps:
         return f"mode is localization, but there is no map: {REMEDY}"

@@ -105,7 +105,7 @@ class DynamicPoints:
         see; a few are looked at, so that the cost does not grow with the map."""
         others = self._points.closed_in_memory
         for step in range(min(LOOKED_AT, len(others))):
-            one = others[(self._turn + step) % len(others)]
+            one = self._submaps[others[(self._turn + step) % len(others)]]
             T = one.T_map_submap
             far = float(np.linalg.norm(T.points(one.middle) - camera)) - one.reach * T.scale
             if one is not newest and one.component == newest.component and far < reach:

@@ -217,8 +217,8 @@ class LoopClosure(MapListener):
             return
         row = self._submaps.shared[id]
         submap = row.submap
-        if self._is_localized:
-            self._forget_keyframes(self._graph.first_live, submap - LIVE_SUBMAPS)
+        if self._submaps.read_only:
+            self._forget_keyframes(self._submaps.first_live, submap - LIVE_SUBMAPS)
         if not self._graph.nodes or self._graph.nodes[-1].last != submap:
             self._start_submap(submap)
         if descriptor is None or len(row.depth) == 0:
@@ -230,7 +230,7 @@ class LoopClosure(MapListener):
             row, descriptor=np.array(descriptor), typical_depth=float(np.median(row.depth)),
             variance_in_submap=own / [1, 1, unit[0] ** 2],
         )  # fmt: skip
-        self.keyframes.add_keyframe(keyframe, self._max_bytes, keep_all=self._is_localized)
+        self.keyframes.add_keyframe(keyframe, self._max_bytes, keep_all=self._submaps.read_only)
         self.candidates.restart()
 
     def add_up(
@@ -242,7 +242,7 @@ class LoopClosure(MapListener):
         Of an IMU that was wrong it counts from when it agrees with the map, and with ``up_map``
         [3], up in the map, where no submap knows it; or once it has not been wrong for a while.
         """
-        if not self.enabled or self._is_localized:
+        if not self.enabled or self._submaps.read_only:
             return None
         recent = up.stamp_ns < self._doubted_ns + DOUBT_LASTS_NS
         doubted = self.up_is_doubted and recent
@@ -310,13 +310,12 @@ class LoopClosure(MapListener):
 
     # Read-only maps
 
-    def localize(self, first_live: int, searched: frozenset[int]) -> bool:
-        """Makes the map of all submaps before ``first_live`` read-only. From now on loops are
-        found to keyframes of the submaps ``searched`` only, and move the map as one body.
+    def localize(self, searched: frozenset[int]) -> bool:
+        """Begins in a map that is read-only now: loops are found to keyframes of the submaps
+        ``searched`` only, and move the map as one body.
 
         Returns whether there are such keyframes.
         """
-        self._graph.first_live = first_live
         self.candidates.limit_to(searched)
         self._keeps_unit = True
         self._unconfirmed.clear()
@@ -327,14 +326,13 @@ class LoopClosure(MapListener):
     @property
     def recognises_map(self) -> bool:
         """Whether a read-only map has keyframes that recognise its locations."""
-        return any(one.submap < self._graph.first_live for one in self.keyframes)
+        return any(one.submap < self._submaps.first_live for one in self.keyframes)
 
     def end_localization(self) -> bool:
-        """Lets the map grow again: what was only localized is no part of it. Returns whether new
-        submaps are measured from its last one."""
+        """Forgets what was only localized, before the map grows again. Returns whether new submaps
+        are measured from its last one."""
         drift = self._drift_from_map()
         self.forget_pose()
-        self._graph.first_live = 0
         self.candidates.limit_to(None)
         self._drift_model, self._guessed = drift, False
         return drift is not None
@@ -352,15 +350,11 @@ class LoopClosure(MapListener):
         drift.add(variance + self._drift_model.variance_at(at), at)
         return drift
 
-    @property
-    def _is_localized(self) -> bool:
-        return self.candidates.searched is not None
-
     def forget_pose(self) -> None:
         """Forgets where the camera is in a read-only map."""
         self._solving = None
         self._graph.forget_live()
-        self._forget_keyframes(self._graph.first_live, math.inf)
+        self._forget_keyframes(self._submaps.first_live, math.inf)
         self._unconfirmed.clear()
         self._against.clear()
         self._joined_by.clear()
@@ -391,8 +385,8 @@ class LoopClosure(MapListener):
         """Returns what recognises the locations of this map, with lengths times ``scale``."""
         nodes, edges = self._graph.of_map()
         keyframes = tuple(self.keyframes)
-        if self._is_localized:
-            keyframes = tuple(k for k in keyframes if k.submap < self._graph.first_live)
+        if self._submaps.read_only:
+            keyframes = tuple(k for k in keyframes if k.submap < self._submaps.first_live)
         ids = {n.first for n in nodes} | {k.submap for k in keyframes}
         poses = {id: self._submaps.submaps[id].T_map_submap.scaled(scale) for id in sorted(ids)}
         return Recognition(nodes, edges, keyframes, poses)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -179,18 +179,22 @@ class MapTable:
     A view is in the table while windows may share it, and as a keyframe while loops may be found
     to it: with few samples and the image that it had then, but with pose and scale as they are
     known now. All frames are rows of a path. Listeners are told of each change of poses.
+
+    Chains are counted here, through all maps of a session.
     """
 
     def __init__(self, submaps: Iterable[Submap] = ()) -> None:
         self.listeners: list[MapListener] = []  # told in this order
         self.corrections = 0  # number of those that were applied
+        self.chain = 0  # number of the newest chain
+        self._chain_is_used = False  # whether something belongs to it
+        self.unit = 1.0  # of odometry, per network unit; see ``set_unit``
         self._clear(submaps)
 
     def _clear(self, submaps: Iterable[Submap]) -> None:
         self.submaps: dict[int, Submap] = {s.id: s for s in submaps}
         self.path = Trajectory()  # frames of the map
-        # Frames of a camera that is localized in a read-only map; None: the map grows.
-        self.live_path: Trajectory | None = None
+        self.set_read_only(None)
         self.nodes: list[Node] = []  # submaps that move as one, in the order of their ids
         self.edges: list[Edge] = []  # between nodes, by their first submap
         self.keyframes: dict[int, ViewRow] = {}  # of loops
@@ -207,6 +211,30 @@ class MapTable:
         self._clear(())
         for listener in self.listeners:
             listener.on_clear()
+
+    def set_read_only(self, first_live: int | None) -> None:
+        """Makes the map of all submaps before ``first_live`` read-only: later ones are those of a
+        camera that is localized in it. None: lets it grow again."""
+        self.read_only = first_live is not None
+        self.first_live = first_live or 0
+        # Of new frames: that of the map, or of the localized camera, which begins now.
+        self.live_path = Trajectory() if self.read_only else self.path
+
+    def set_unit(self, unit: float) -> None:
+        """Sets units of odometry per network unit, of a window that has moved it, or as assumed
+        of the next one."""
+        self.unit = unit
+
+    def begin_chain(self, after: int = -1) -> None:
+        """Begins a chain. Its number is larger than ``after``, and than those of all chains of the
+        session that anything belongs to."""
+        self.chain = max(self.chain + self._chain_is_used, after + 1)
+        self._chain_is_used = False
+
+    def use_chain(self) -> int:
+        """Returns the number of the newest chain, for what belongs to it from now on."""
+        self._chain_is_used = True
+        return self.chain
 
     def add_submap(self, submap: Submap) -> None:
         """Adds a submap."""
@@ -246,7 +274,7 @@ class MapTable:
         Points stay where they are: poses of the newest frames move by millimetres, without
         ``refinement`` by centimetres.
         """
-        path, frames = self.path if self.live_path is None else self.live_path, []
+        path, frames = self.live_path, []
         for view in views:
             id = view.view.id
             before = self._T_local_camera(id) if id in self.shared else None
@@ -260,13 +288,9 @@ class MapTable:
         path.move(frames)
         self._tell_refinement(frames)
 
-    def move_frames(self, frames: Sequence[PoseInSubmap]) -> None:
+    def _move(self, frames: Sequence[PoseInSubmap]) -> None:
         """Gives frames of the path other poses in their submaps, and their views and keyframes
         too."""
-        self._move(frames)
-        self._tell_refinement(frames)
-
-    def _move(self, frames: Sequence[PoseInSubmap]) -> None:
         self.path.move(frames)
         at = {(f.stamp_ns, f.camera, f.submap): f.T_submap_camera for f in frames}
         for rows in (self.shared, self.keyframes):
@@ -365,6 +389,43 @@ class MapTable:
             listener.on_correction(correction, before)
         self._tell_refinement(frames)
         return far
+
+
+class SubmapsById(Mapping[int, Submap]):
+    """Some of a table's submaps, by their ids alone, in the order in which they came."""
+
+    def __init__(self, table: MapTable) -> None:
+        self._table = table
+        self._ids: dict[int, None] = {}
+
+    def add(self, submap: Submap) -> None:
+        """Adds a submap, also to the table."""
+        self._table.add_submap(submap)
+        self._ids[submap.id] = None
+
+    def remove(self, id: int) -> None:
+        """Removes a submap, which stays in the table for as long as anything needs it."""
+        del self._ids[id]
+
+    def __getitem__(self, id: int) -> Submap:
+        if id not in self._ids:
+            raise KeyError(id)
+        return self._table.submaps[id]
+
+    def __contains__(self, id: object) -> bool:
+        return id in self._ids
+
+    def __iter__(self) -> Iterator[int]:
+        """All ids as they are now: another thread may change them."""
+        return iter(tuple(self._ids))
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def values(self) -> ValuesView[Submap]:
+        """All submaps as they are now; much faster than one by one."""
+        ids = tuple(self._ids)
+        return dict(zip(ids, map(self._table.submaps.__getitem__, ids), strict=True)).values()
 
 
 def _depth_ratio(before: Array, now: Array) -> float:

@@ -146,7 +146,6 @@ class MapScale(MapListener):
         self.source = self.filter.source  # what measures or declares the scale
         self._submaps = submaps or MapTable()
         self._submaps.listeners.append(self)
-        self._fixed = False  # whether the map is read-only: its known scale stays
         self.forget()
 
     def forget(self) -> None:
@@ -175,10 +174,6 @@ class MapScale(MapListener):
             self._metres = 1.0
         elif metric:
             self._map_scale = 1.0
-
-    def fix(self, fixed: bool) -> None:
-        """Makes a known scale of the map stay, because it is read-only; or change again."""
-        self._fixed = fixed
 
     def take_from_map(self, covariance: Array | None) -> None:
         """Takes over the scale of the loaded map, which the current chain was joined to.
@@ -220,7 +215,7 @@ class MapScale(MapListener):
     @property
     def measured(self) -> bool:
         """Whether the map's scale is known by measurements, and not by a loaded map."""
-        return self.known and self._map_scale is None and not self._fixed
+        return self.known and self._map_scale is None and not self._submaps.read_only
 
     @property
     def metres(self) -> float:
@@ -301,9 +296,8 @@ class MapScale(MapListener):
     def on_correction(self, correction: Correction, _before: Mapping[int, Similarity]) -> None:
         """Moves the earlier frames that sources of metres remember, with their submaps."""
         table, submap = self._submaps, NO_SUBMAP
-        path = table.path if table.live_path is None else table.live_path
         moves = {}
-        rows = path.rows_of(list(self._frames))
+        rows = table.live_path.rows_of(list(self._frames))
         for id, row in zip(self._frames.values(), rows, strict=True):
             submap = submap if row is None else row[0]  # not stored: the camera stood
             move = correction.local_move(submap)
@@ -341,7 +335,7 @@ class MapScale(MapListener):
         if self.scale.metric:
             if self._metres is not None and not before.metric:
                 self._set_unit(self.scale.value / self._metres)
-            if self._fixed and self._metres is not None:
+            if self._submaps.read_only and self._metres is not None:  # it stays
                 self.scale = self._scale_in_map(self.unit * self._metres)
             else:
                 self._metres = self.scale.value / self.unit

@@ -81,8 +81,7 @@ class _Paths:
 class SubmapGraph:
     """Nodes in the order of their submaps, and edges between them (by the node's first submap).
 
-    Nodes of submaps before ``first_live`` are a read-only map: they stay as they are, and move as
-    one body.
+    Nodes of a read-only map stay as they are, and move as one body.
     """
 
     def __init__(self, submaps: MapTable) -> None:
@@ -91,7 +90,6 @@ class SubmapGraph:
         self.nodes, self._edges = submaps.nodes, submaps.edges  # changed in place
         self.nodes.clear()
         self._edges.clear()
-        self.first_live = 0  # id of a submap; 0: the graph is no map
         # Caches that hold until the graph changes; keys are indices of nodes.
         self._path_cache: dict[int | None, _Paths] = {}  # by the chain that is not tied
         self._loop_partners: dict[int, set[int]] = {}
@@ -181,25 +179,25 @@ class SubmapGraph:
         sigma = np.sqrt(variance) / [1, 1, there.scale]
         measured = there.inverse() @ drift @ self.pose(second)
         self._edges.append(Edge(first.first, second.first, measured, sigma, loop=True))
-        most = MAX_LIVE_LOOPS if self.first_live else MAX_LOOPS
+        most = MAX_LIVE_LOOPS if self._submaps.first_live else MAX_LOOPS
         if len(self._live_loops()) > most:
             self._forget_loop()
         self._changed()
 
     def _live_loops(self) -> list[Edge]:
         """Returns the loops that are not the map's own."""
-        return [e for e in self._edges if e.loop and e.second >= self.first_live]
+        return [e for e in self._edges if e.loop and e.second >= self._submaps.first_live]
 
     def forget_live(self) -> None:
         """Forgets the nodes that are not the map's own."""
-        self.nodes[:] = [n for n in self.nodes if n.first < self.first_live]
-        self._edges[:] = [e for e in self._edges if e.second < self.first_live]
+        self.nodes[:] = [n for n in self.nodes if n.first < self._submaps.first_live]
+        self._edges[:] = [e for e in self._edges if e.second < self._submaps.first_live]
         self._changed()
 
     @property
     def map_size(self) -> int:
         """Number of the map's own nodes, which are the first ones."""
-        return bisect_left(self.nodes, self.first_live, key=lambda node: node.first)
+        return bisect_left(self.nodes, self._submaps.first_live, key=lambda node: node.first)
 
     def loop_partners(self, submap: int) -> set[int]:
         """Returns the indices of nodes that loops connect to the node of a submap."""
@@ -314,7 +312,7 @@ class SubmapGraph:
 
     def enforce_limits(self) -> list[Absorbed]:
         """Merges or forgets nodes while there are too many; returns the nodes that are gone."""
-        out, most = [], self.map_size + (MAX_LIVE if self.first_live else MAX_NODES)
+        out, most = [], self.map_size + (MAX_LIVE if self._submaps.first_live else MAX_NODES)
         while len(self.nodes) > most:
             at = self._next_to_merge()
             out.append(self._forget_oldest() if at is None else self._merge(at))
@@ -392,9 +390,9 @@ class SubmapGraph:
 
     def of_map(self) -> tuple[tuple[Node, ...], tuple[Edge, ...]]:
         """Returns nodes and edges; of a read-only map its own only."""
-        if not self.first_live:
+        if not self._submaps.first_live:
             return tuple(self.nodes), self.edges
-        edges = tuple(e for e in self._edges if e.second < self.first_live)
+        edges = tuple(e for e in self._edges if e.second < self._submaps.first_live)
         return tuple(self.nodes[: self.map_size]), edges
 
     def restore(self, nodes: Iterable[Node], edges: Iterable[Edge]) -> None:
@@ -434,7 +432,7 @@ class SubmapGraph:
         nodes, edges = self.nodes, self._edges
         if self.map_size > 1:
             poses = [self.pose(node) for node in nodes]
-            nodes, edges = with_rigid_map(nodes, poses, edges, self.first_live)
+            nodes, edges = with_rigid_map(nodes, poses, edges, self._submaps.first_live)
         at = {node.first: k for k, node in enumerate(nodes)}
         edges = [dataclasses.replace(e, first=at[e.first], second=at[e.second]) for e in edges]
         return Problem(

@@ -101,7 +101,7 @@ class SubmapPoints:
         # Points of submaps that are not compact yet: of the newest one, and of closed ones with
         # keyframes that wait.
         self._growing: dict[int, GrowingPoints] = {}
-        self._in_memory: dict[int, Submap] = {}  # closed ones with points there
+        self._in_memory: dict[int, None] = {}  # ids of closed ones with points there
         self._point_total = self._image_bytes = 0  # points of these, bytes of all images
         self._disk = SubmapSpill()
         self._spilled: dict[int, int] = {}  # number of points on the disk, by submap
@@ -161,9 +161,9 @@ class SubmapPoints:
         return tuple(clouds)
 
     @property
-    def closed_in_memory(self) -> list[Submap]:
-        """The submaps with points in memory that do not grow."""
-        return list(self._in_memory.values())
+    def closed_in_memory(self) -> list[int]:
+        """Ids of the submaps with points in memory that do not grow."""
+        return list(self._in_memory)
 
     def is_in_memory(self, submap: Submap) -> bool:
         """Whether a submap's points are in memory."""
@@ -340,14 +340,15 @@ class SubmapPoints:
 
     def _note_points(self, submap: Submap, count: int, *, on_disk: bool) -> None:
         """Counts the points that a submap has from now on."""
-        if self._in_memory.pop(submap.id, None) is not None:
+        if submap.id in self._in_memory:
+            del self._in_memory[submap.id]
             self._point_total -= len(submap.cloud)
         self._spilled_total -= self._spilled.pop(submap.id, 0)
         if on_disk and count:
             self._spilled[submap.id] = count
             self._spilled_total += count
         elif count:
-            self._in_memory[submap.id] = submap
+            self._in_memory[submap.id] = None
             self._point_total += count
 
     def _move_back(self, submap: Submap) -> None:
@@ -388,7 +389,7 @@ class SubmapPoints:
         positive. Raises SpillBusyError."""
         if self._growing and excess() > self._point_total:
             self.end_growth()
-        for submap in (self._in_memory[id] for id in sorted(self._in_memory)):
+        for submap in (self._submaps[id] for id in sorted(self._in_memory)):
             points = excess()
             if points <= 0:
                 return

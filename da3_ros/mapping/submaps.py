@@ -22,7 +22,7 @@ from da3_ros.mapping.anchors import HeldAnchor
 from da3_ros.mapping.dynamic_points import DynamicPoints
 from da3_ros.mapping.floor_view import FloorViews
 from da3_ros.mapping.frames import LocalFrame
-from da3_ros.mapping.map_table import MapTable
+from da3_ros.mapping.map_table import MapTable, SubmapsById
 from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.scene import (
     REFERENCE,
@@ -92,8 +92,8 @@ class SubmapStore:
 
     Lengths are in map units; ``metres`` is metres per map unit, 1 if unknown. The oldest
     points leave memory first; points are dropped before they are farther than ``radius_m`` from
-    the camera. While ``localized`` is set the map is read-only: submaps of new frames have no
-    points, and are kept there.
+    the camera. While the table is read-only, submaps of new frames have no points, and are in
+    ``live``.
     """
 
     def __init__(
@@ -101,15 +101,18 @@ class SubmapStore:
     ) -> None:
         """spill: where points go that memory cannot hold; None: they are dropped. table: an empty
         one."""
-        self.limits = limits
-        self.metres = 1.0
         self.table = table or MapTable()
-        self.submaps: dict[int, Submap] = {}
-        self.localized: LocalizedPath | None = None  # None: new frames are mapped
+        self.restart(limits, spill)
+
+    def restart(self, limits: MapConfig, spill: ArraySpill | None = None) -> None:
+        """Begins with an empty scene, in a table that has been cleared."""
+        self.limits, self.metres = limits, 1.0  # metres per map unit
+        self.submaps = SubmapsById(self.table)
+        self.live = LiveSubmaps(self.table)
         self.points = SubmapPoints(self.submaps)
         self.points.spill_to(spill)
         self._dynamic = DynamicPoints(self.submaps, self.points, self.table)
-        self._next = self._chain = 0
+        self._next = 0
         self.components_of_scene = SceneComponents()
         self._is_searched = False  # whether new frames are looked for in the first component
         self.revision = next(_REVISIONS)  # changes with every visible change
@@ -126,13 +129,13 @@ class SubmapStore:
     @property
     def nbytes(self) -> int:
         """Memory held, bytes: points, poses and images."""
-        paths = self.table.path.nbytes + (0 if self.localized is None else self._shown_path.nbytes)
-        return self.points.nbytes + paths + self._dynamic.nbytes
+        live = self.table.live_path.nbytes if self.table.read_only else 0
+        return self.points.nbytes + self.table.path.nbytes + live + self._dynamic.nbytes
 
     @property
     def newest(self) -> Submap | None:
         """The submap of new frames; None at the beginning of a chain."""
-        return self.points.newest if self.localized is None else self.localized.newest
+        return self.live.newest if self.table.read_only else self.points.newest
 
     @property
     def next_id(self) -> int:
@@ -142,43 +145,39 @@ class SubmapStore:
     @property
     def newest_stamp_ns(self) -> int:
         """Stamp of the newest pose; 0 if there is none."""
-        newest = self._shown_path if len(self._shown_path) else self.table.path
+        newest = self.table.live_path if len(self.table.live_path) else self.table.path
         return newest.newest_stamp_ns if len(newest) else 0
 
-    @property
-    def _shown_path(self) -> Trajectory:
-        """The path of new frames: the map's, or that of a localized camera."""
-        live = self.table.live_path
-        return self.table.path if live is None else live
-
     def all_submaps(self) -> dict[int, Submap]:
-        """Returns the submaps of the map, and those of a localized camera."""
-        return self.submaps | ({} if self.localized is None else self.localized.submaps)
+        """Returns the submaps of the map, and those of a localized camera. Any thread may call
+        this."""
+        rows, ids = self.table.submaps, (*self.submaps, *self.live.submaps)
+        return {id: submap for id in ids if (submap := rows.get(id)) is not None}
 
     def localize(self, on: bool) -> None:
         """Makes the map read-only, or lets it grow again."""
-        if on == (self.localized is not None):
+        if on == self.table.read_only:
             return
         self.begin_submap()
         self.points.end_growth()  # nothing changes a read-only map
         self._dynamic = DynamicPoints(self.submaps, self.points, self.table)
-        self.table.live_path = None
-        self.localized = LocalizedPath(self.table, self._next) if on else None
+        self.table.set_read_only(self._next if on else None)
+        self.live = LiveSubmaps(self.table)
         if not on and not self.submaps:  # the map begins now
             self.components_of_scene = SceneComponents()
         self.revision = next(_REVISIONS)
 
     def forget_pose(self) -> None:
         """Forgets where a localized camera is, and its path: both were wrong."""
-        if self.localized is not None:
+        if self.table.read_only:
             self.begin_component()
-            self.localized.forget()
+            self.table.set_read_only(self.table.first_live)
+            self.live = LiveSubmaps(self.table)
 
     def begin_submap(self) -> None:
         """Begins a new submap with the next frame."""
         self.points.close()
-        if self.localized is not None:
-            self.localized.close()
+        self.live.close()
 
     def end_submap(self, id: int) -> None:
         """Begins a new submap with the next keyframe, if the newest one is still this one."""
@@ -193,20 +192,18 @@ class SubmapStore:
     def pose_known(self) -> bool:
         """Whether the pose of new frames in the map is known; never if there is none to be
         localized in."""
-        has_map = self.localized is None or len(self.submaps) > 0
+        has_map = not self.table.read_only or len(self.submaps) > 0
         return has_map and self.components_of_scene.pose_known
 
     @property
     def components(self) -> set[int]:
         """The components of the scene, including the current one."""
-        return {s.component for s in list(self.all_submaps().values())} | {
-            self.components_of_scene.current
-        }
+        found = {s.component for s in self.all_submaps().values()}
+        return found | {self.components_of_scene.current}
 
     def start_chain(self) -> None:
         """Begins a chain that is not aligned to the last one: a new submap and a new component."""
-        if any(s.chain == self._chain for s in self.all_submaps().values()):
-            self._chain += 1
+        self.table.begin_chain()
         self.begin_component()
 
     def begin_component(self) -> None:
@@ -232,8 +229,8 @@ class SubmapStore:
         submap.keyframes += frame.keyframe
         room = self.limits.memory_mb * 2**20 // (4 * ROW.itemsize)
         self.table.path.max_poses = min(MAX_POSES, room) if room else MAX_POSES
-        self._shown_path.add_pose(frame, T, submap.id, S.scale)
-        if frame.keyframe and self.limits.enabled and self.localized is None:
+        self.table.live_path.add_pose(frame, T, submap.id, S.scale)
+        if frame.keyframe and self.limits.enabled and not self.table.read_only:
             camera = self.table.T_map_camera(frame.T_local_camera).t
             if self.limits.keep_images:
                 self.points.keep_image(submap, frame)
@@ -274,19 +271,19 @@ class SubmapStore:
     @property
     def staying(self) -> Collection[int]:
         """The submaps that corrections do not move: those of a read-only map."""
-        return () if self.localized is None else self.submaps.keys()
+        return self.submaps.keys() if self.table.read_only else ()
 
     def note_correction(self, tied: Iterable[tuple[int, int]]) -> None:
         """Notes that submaps have moved, their points and poses with them; merges the components
         of pairs of submaps that loops connect."""
-        if self.localized is None:
+        if not self.table.read_only:
             self.revision = next(_REVISIONS)
         self.merge_components(tied)
 
     def regrid(self) -> None:
         """Averages all points in voxels of the edge length by ``limits`` and ``metres``; not
         of a read-only map."""
-        if self.localized is not None:
+        if self.table.read_only:
             return
         self.revision = next(_REVISIONS)
         self.points.regrid(self._voxel)
@@ -300,13 +297,13 @@ class SubmapStore:
         self.revision = next(_REVISIONS)
         for submap in saved.submaps:
             one = replace(submap, cloud=join([]), images={}, moved=[])
-            self.submaps[one.id] = one
-            self.table.add_submap(one)
+            self.submaps.add(one)
             self.components_of_scene.note(one)
             self.points.restore(one, submap.cloud, submap.images)
             self._next = max(self._next, one.id + 1)
         self.table.path.extend(saved.poses)
-        self._chain, self._is_searched = saved.chain + 1, searched
+        self.table.begin_chain(after=saved.chain)
+        self._is_searched = searched
         self.components_of_scene.begin_after(saved.submaps)
         if saved.recognition is not None and saved.recognition.nodes:  # some may have no submap
             self._next = max(self._next, saved.recognition.nodes[-1].last + 1)
@@ -323,7 +320,7 @@ class SubmapStore:
             pose = submap_poses[s.id]
             submaps.append(replace(s, cloud=cloud, T_map_submap=pose, images=images, moved=[]))
         scale = unit * self.metres
-        poses, chain = self.table.path.poses(), self._chain
+        poses, chain = self.table.path.poses(), self.table.chain
         return Snapshot(tuple(submaps), poses, chain, metric, T_ros_map, scale)
 
     def scene(self, T_ros_map: Array = T_ROS_MAP) -> Scene:
@@ -337,17 +334,17 @@ class SubmapStore:
 
         The path is that of a localized camera, instead of the map's.
         """
-        newest, component = max(self.submaps, default=-1), self.components_of_scene.current
-        searched = self._is_searched or self.localized is not None
-        if searched and any(s.component == REFERENCE for s in self.submaps.values()):
+        submaps, component = tuple(self.submaps.values()), self.components_of_scene.current
+        newest = max((s.id for s in submaps), default=-1)
+        searched = self._is_searched or self.table.read_only
+        if searched and any(s.component == REFERENCE for s in submaps):
             component = REFERENCE
         elif newest >= 0:
             component = self.submaps[newest].component
         submap_poses = self._submap_poses()
         component_of = {s.id: s.component for s in self.all_submaps().values()}
         submap_poses[SETTLED], component_of[SETTLED] = IDENTITY.scaled(self.metres), REFERENCE
-        submaps = tuple(self.submaps.values())
-        path = self._shown_path
+        path = self.table.live_path
         return SceneView(component, submaps, self.points, path, submap_poses, component_of)
 
     def poses(self) -> Poses:
@@ -371,23 +368,22 @@ class SubmapStore:
         if submap is None or (frame.keyframe and self._is_full(submap)):
             self.begin_submap()
             begin = self.table.T_map_camera(frame.T_local_camera)
-            submap = Submap(self._next, self._chain, begin)
+            submap = Submap(self._next, self.table.use_chain(), begin)
             submap.component = self.components_of_scene.current
-            self.table.add_submap(submap)
             self.components_of_scene.note(submap)
             self._next += 1
-            if self.localized is not None:
+            if self.table.read_only:
                 if submap.id == 0:
                     log.warning("mode is localization, but there is no map: load one (map.load)")
-                self.localized.begin(submap)
-                self.components_of_scene.forget(self.localized.first, min(self.localized.submaps))
+                self.live.begin(submap)
+                self.components_of_scene.forget(self.table.first_live, min(self.live.submaps))
                 return submap
-            self.submaps[submap.id] = submap
+            self.submaps.add(submap)
             self.points.begin(submap, self._voxel(submap))
         return submap
 
     def _is_full(self, submap: Submap) -> bool:
-        if self.localized is not None:
+        if self.table.read_only:
             return submap.keyframes >= KEYFRAMES
         if submap.id == self._ended:
             return True
@@ -416,7 +412,7 @@ class SubmapStore:
         for submap in [s for s in self.submaps.values() if s.id not in used and not len(s.cloud)]:
             if submap is not self.newest and not self.points.is_growing(submap):
                 self.points.drop_images(submap)
-                del self.submaps[submap.id]
+                self.submaps.remove(submap.id)
         self._forget_at = 2 * len(self.submaps) + 64
 
 
@@ -504,18 +500,11 @@ MAX_SUBMAPS = 16  # newest submaps, which corrections move
 SETTLED = -1  # submap of poses that are given in the map, and stay
 
 
-class LocalizedPath:
-    """The newest submaps of a localized camera; owner of ``live_path``, its poses in the table."""
+class LiveSubmaps:
+    """The newest submaps of a localized camera; its poses are in ``live_path`` of the table."""
 
-    def __init__(self, table: MapTable, first: int) -> None:
-        """first: id of the first submap that is not the map's."""
-        self._table, self.first = table, first
-        self.forget()
-
-    def forget(self) -> None:
-        """Begins without submaps and poses."""
-        self.submaps: dict[int, Submap] = {}
-        self._table.live_path = self._path = Trajectory()
+    def __init__(self, table: MapTable) -> None:
+        self._table, self.submaps = table, SubmapsById(table)
         self.newest: Submap | None = None  # None: the next frame begins one
 
     def close(self) -> None:
@@ -524,13 +513,15 @@ class LocalizedPath:
 
     def begin(self, submap: Submap) -> None:
         """Adds the submap of the next frames; the oldest one leaves."""
-        self.submaps[submap.id] = self.newest = submap
+        self.submaps.add(submap)
+        self.newest = submap
         while len(self.submaps) > MAX_SUBMAPS:
-            oldest = self.submaps.pop(min(self.submaps))
+            oldest = self.submaps[min(self.submaps)]
+            self.submaps.remove(oldest.id)
             if oldest.component == REFERENCE:
-                self._path.settle(oldest.id, oldest.T_map_submap, SETTLED)
+                self._table.live_path.settle(oldest.id, oldest.T_map_submap, SETTLED)
             else:
-                self._path.forget(oldest.id)
+                self._table.live_path.forget(oldest.id)
 
 
 # What is displayed and written of a scene: the points of one component, and the path.

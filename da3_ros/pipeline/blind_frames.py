@@ -148,7 +148,7 @@ class BlindFrames:
         last = self.sight.last(view.camera)
         turn = None if last is None else self._gyro.turn(last.id, view.id)
         source = self._map.scale.source
-        if last is None or turn is None or source.declared_by or self._map.localizes:
+        if last is None or turn is None or source.declared_by or self._map.table.read_only:
             return None
         seconds = (view.stamp_ns - last.stamp_ns) / 1e9
         share = self.sight.unseen_share(view.camera, seconds)

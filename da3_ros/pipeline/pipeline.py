@@ -21,7 +21,7 @@ from da3_ros.keyframe_store.disk_limit import DiskLimit
 from da3_ros.keyframe_store.recorder import KeyframeRecorder, RecorderState
 from da3_ros.mapping.pose_hint import PoseHint
 from da3_ros.mapping.scene import Scene
-from da3_ros.mapping.submaps import Snapshot, SubmapStore
+from da3_ros.mapping.submaps import Snapshot
 from da3_ros.mapping.trajectory import Poses
 from da3_ros.pipeline.keyframe_recording import KeyframeRecording
 from da3_ros.pipeline.saved_recognition import search_note
@@ -57,6 +57,7 @@ class Pipeline:
         self.refinement, self.pose_search = self._steps.refinement, self._steps.pose_search
         self.gyro = self._steps.gyro
         self.scale, self.loops = self.scene_map.scale, self.scene_map.loops
+        self.map = self.scene_map.submaps  # with points and trajectory
         self.config, self.session = config, session
         self._steps.start_at_origin()
 
@@ -101,10 +102,10 @@ class Pipeline:
         self.scene_map.hold_level(ends=True)
         self.scene_map.close_loop(wait=True)
         self.scene_map.hold_by_anchors(ends=True)
-        graph, chain = self.refinement.refiner.graph, self.odometry.chain
-        self.scene_map.adjust(graph.metre, chain, ends=True)
+        graph = self.refinement.refiner.graph
+        self.scene_map.adjust(graph.metre, ends=True)
         if self._steps.take_lenses():
-            self.scene_map.adjust(graph.metre, chain, ends=True)
+            self.scene_map.adjust(graph.metre, ends=True)
         self.scene_map.finish_depth()
 
     def _levelled(self, frames: Iterator[TrackedFrame]) -> Iterator[TrackedFrame]:
@@ -147,7 +148,7 @@ class Pipeline:
         In a read-only map a known pose is forgotten before. In one that grows it stays until the
         images contradict it.
         """
-        if self.scene_map.localizes and self.map.pose_known:
+        if self.map.table.read_only and self.map.pose_known:
             self.scene_map.forget_pose()
         self.pose_search.narrow(hint)
         return not self.map.pose_known
@@ -184,7 +185,7 @@ class Pipeline:
 
     def snapshot(self) -> Snapshot:
         """Returns the whole scene as it is now, to be saved; cheap, and not changed later."""
-        return self.scene_map.snapshot(self.odometry.unit)
+        return self.scene_map.snapshot()
 
     def check_unit(self, saved: Snapshot) -> None:
         """Raises SceneFileError if the saved scene's unit cannot be related to new frames."""
@@ -205,18 +206,13 @@ class Pipeline:
         self.pose_search.restart()
         self._steps.start_at_origin()
         if not self.scale.source.declared_by:  # what is declared holds for the first new window
-            self.odometry.expect_unit(saved.unit)
+            self.map.table.set_unit(saved.unit)
         self._steps.start_chain(self.map.poses().newest())
         self.odometry.uncertainty.start_chain(known=True)  # odometry begins with new frames
         where = search_note(saved, self.config)
         if saved.metric and not self.scale.source.gives_metres:
             where += "; the scene is metric, the unit of new windows is a guess: set scale.source"
         return where
-
-    @property
-    def map(self) -> SubmapStore:
-        """The submaps with points and trajectory."""
-        return self.scene_map.submaps
 
     def reconfigure(self, config: PipelineConfig) -> None:
         """Sets the parameters that may change between windows."""

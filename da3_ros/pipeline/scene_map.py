@@ -54,6 +54,7 @@ from da3_ros.pipeline.map_following import MapFollowing
 from da3_ros.pipeline.saved_recognition import usable_recognition, with_recognition
 from da3_ros.refinement.bundle import Metre
 from da3_ros.refinement.refiner import RefinedWindow
+from da3_ros.refinement.tracked_view import TrackedView
 from da3_ros.types import Array, ImuStretch, Scale, TrackedFrame, View, Window, WindowEstimate
 
 log = logging.getLogger(__name__)
@@ -106,7 +107,6 @@ class SceneMap(MapListener):
         self._spill: ArraySpill | None = None
         # Keyframes whose stored depth may still change: the pixels that are measured in it.
         self._stored_early = dict[int, int]()
-        self._unit = 1.0  # units of odometry per network unit of the newest stored frame
         self._newest_leading = -1  # id of the newest published frame of the first camera
         # Whether the gyro has bridged a gap since loops have last corrected the map: then nobody
         # knows how far the camera has moved in it.
@@ -121,18 +121,13 @@ class SceneMap(MapListener):
         self.floor_map.reconfigure(config)
         self._apply_mode()
 
-    @property
-    def localizes(self) -> bool:
-        """Whether the map is read-only: the camera is only localized in it."""
-        return self.submaps.localized is not None
-
     def _apply_mode(self) -> None:
         """Makes the map read-only, or lets it grow, by the parameter ``mode``."""
         if self.config.mode == "localization":
-            if not self.localizes:
+            if not self.table.read_only:
                 self.finish_depth(FINISH_S)
             self.dense.clear()
-        set_read_only(self.config.mode == "localization", self.submaps, self.loops, self.scale)
+        set_read_only(self.config.mode == "localization", self.submaps, self.loops)
 
     def forget_pose(self) -> None:
         """Forgets where the camera is in a read-only map; odometry goes on."""
@@ -146,7 +141,7 @@ class SceneMap(MapListener):
         self.table.clear()
         self.dense.restart()
         self._stored_early.clear()
-        self.submaps = SubmapStore(self.config.map, self._spill, self.table)
+        self.submaps.restart(self.config.map, self._spill)
         self.odom, self._prune_at = OdomFrame(), MANY_SUBMAPS
         self._is_bridged = False
         self._apply_mode()
@@ -233,7 +228,7 @@ class SceneMap(MapListener):
         newest: ``T_local_camera`` [4, 4] of each camera; empty: at the origin. The new chain's
         unit is unknown and, unless it begins at the origin, its pose too.
         """
-        unplaced = self.scale.source.learns and not self.scale.known and not self.localizes
+        unplaced = self.scale.source.learns and not self.scale.known and not self.table.read_only
         if unplaced and len(self.table.path):
             log.warning(
                 "no metric scale found for the old chain; its points are removed from the map"
@@ -250,7 +245,7 @@ class SceneMap(MapListener):
             )  # fmt: skip
         self.submaps.start_chain()
         # In a read-only map it is looked for everywhere: it may have been carried.
-        self.loops.start_chain(lost=bool(newest) and not self.localizes)
+        self.loops.start_chain(lost=bool(newest) and not self.table.read_only)
 
     def begin_bridge(self, variance: Array) -> None:
         """Goes on in a new submap after a gap in which the camera was not seen to move.
@@ -285,12 +280,9 @@ class SceneMap(MapListener):
             )
         self.floor_map.occupancy.restore(saved.floor.views)
 
-    def snapshot(self, unit: float) -> Snapshot:
-        """Returns the whole scene as it is now; cheap, and not changed by later frames.
-
-        unit: of odometry, per network unit of the newest window.
-        """
-        unit *= self.scale.unit
+    def snapshot(self) -> Snapshot:
+        """Returns the whole scene as it is now; cheap, and not changed by later frames."""
+        unit = self.table.unit * self.scale.unit
         saved = self.submaps.snapshot(self.T_ros_map, self.scale.known, unit)
         known = self.loops.recognition(self.scale.metres)
         floor = self.floor_map.views({s.id for s in saved.submaps})
@@ -335,7 +327,7 @@ class SceneMap(MapListener):
 
     @property
     def _recorder(self) -> KeyframeRecording | None:
-        return None if self.localizes else self.recording
+        return None if self.table.read_only else self.recording
 
     def record(self, recording: KeyframeRecording, spill: ArraySpill | None = None) -> None:
         """Stores all frames from now on. spill: where points and keyframes go that memory cannot
@@ -369,14 +361,14 @@ class SceneMap(MapListener):
         """
         if not self.scale.has_pose(frame.scale):
             return NO_SUBMAP
-        measure &= data is not None and not self.localizes
+        measure &= data is not None and not self.table.read_only
         frame = self._without_smears(frame)
         submap, T_submap_camera = self.submaps.add_frame(frame, waiting=measure)
         unit = self.table.T_local_submap(submap.id).scale
         if frame.T_level_camera is not None:
             self.floor_map.add(
                 frame, submap.id, T_submap_camera, unit, self._T_ros_map, waiting=measure,
-                read_only=self.localizes,
+                read_only=self.table.read_only,
             )  # fmt: skip
         if measure and data is not None:
             self.dense.add_keyframe(Measurable(
@@ -385,7 +377,6 @@ class SceneMap(MapListener):
                 data.by_images,
             ))  # fmt: skip
         if self._recorder is not None:
-            self._unit = frame.window.unit
             self._recorder.add_frame(frame, data, submap, T_submap_camera, unit, self._map_state())
         self._forget_poses()
         return submap.id
@@ -395,14 +386,14 @@ class SceneMap(MapListener):
         """Whether keyframes are adjusted together: not in a read-only map, or in that of another
         SLAM."""
         refinement = self.config.refinement
-        owned = self.localizes or self.following.enabled
+        owned = self.table.read_only or self.following.enabled
         return refinement.enabled and refinement.map and not owned
 
-    def adjust(self, metre: Metre, chain: int, *, ends: bool = False) -> Metre | None:
+    def adjust(self, metre: Metre, *, ends: bool = False) -> Metre | None:
         """Goes on to adjust the map's keyframes together, after a window. ends: none follows.
 
-        metre: in the frame of odometry, by the rig. chain: its number. Returns the metre as all
-        keyframes show it; None if they do not.
+        metre: in the frame of odometry, by the rig. Returns the metre as all keyframes show it;
+        None if they do not.
         """
         if not self.adjusts:
             if not self.adjustment.is_empty:
@@ -414,7 +405,7 @@ class SceneMap(MapListener):
         found = self.adjustment.end_window(
             self.table.edges, rigid=self.scale.measured,
             by_depth=self.scale.measured and (source.by_depth or not source.learns), ends=ends,
-            metre=metre, chain=chain, check_lenses=self.config.refinement.lens,
+            metre=metre, chain=self.table.chain, check_lenses=self.config.refinement.lens,
         )  # fmt: skip
         if found is None:
             return None
@@ -434,10 +425,26 @@ class SceneMap(MapListener):
             self._up_is_trusted = trust != "no"
         return self.level_finder.follow(frame, stretch, unit, trust=trust, still=still)
 
-    def note_up(self, frame: LocalFrame, submap: int) -> None:
+    def add_view(
+        self, frame: LocalFrame, submap: int, descriptor: Array | None, tracked: TrackedView | None
+    ) -> None:
+        """Adds the newest frame, whose submap has it and which windows may share, to what corrects
+        the map: loops, gravity, and the adjustment of keyframes.
+
+        descriptor: [D] as in ``Prediction``. tracked: with its features, if they were refined.
+        """
+        if frame.keyframe:
+            self.loops.add_keyframe(frame.id, descriptor)
+            self._take_up(frame, submap)
+        if tracked is not None and self.adjusts:
+            self.adjustment.add(
+                tracked, frame.stamp_ns, submap, keyframe=frame.keyframe, chain=frame.window.chain
+            )
+
+    def _take_up(self, frame: LocalFrame, submap: int) -> None:
         """Takes over what gravity says is up in a keyframe, which is the newest frame."""
         up = self.level_finder.up
-        if up is not None and submap != NO_SUBMAP:
+        if up is not None:
             R = self.table.T_local_submap(submap).R.T @ frame.T_local_camera[:3, :3]
             up = dataclasses.replace(up, direction=R @ up.direction, stamp_ns=frame.stamp_ns)
             doubted = self.loops.up_is_doubted
@@ -610,7 +617,7 @@ class SceneMap(MapListener):
 
     def _without_smears(self, frame: LocalFrame) -> LocalFrame:
         filtered = self.config.map.enabled and self.config.depth.edge_filter
-        if not frame.keyframe or not filtered or self.localizes:
+        if not frame.keyframe or not filtered or self.table.read_only:
             return frame
         return dataclasses.replace(frame, depth=without_smears(frame.depth))
 
@@ -623,7 +630,8 @@ class SceneMap(MapListener):
     def _map_state(self) -> MapState:
         """Returns how the scene relates to map and metres."""
         known, metres = self.scale.known, self.scale.metres
-        return MapState(known, metres, self._unit * self.scale.unit * metres, self.T_ros_map)
+        unit = self.table.unit * self.scale.unit
+        return MapState(known, metres, unit * metres, self.T_ros_map)
 
     def on_refinement(self, frames: Sequence[PoseInSubmap]) -> None:
         """Stores refined poses of frames that are in the map."""
@@ -756,7 +764,7 @@ class SceneMap(MapListener):
 
     def _why_no_anchors(self) -> str:
         """Returns why global poses cannot hold the map now; empty if they can."""
-        if self.localizes:
+        if self.table.read_only:
             return "the map is read-only"
         if self.following.enabled:
             return "another SLAM decides where the map lies (pose_prior.corrections)"
@@ -831,11 +839,10 @@ class SceneMap(MapListener):
 # Switches between a map that grows and one that is read-only (the parameter ``mode``).
 
 
-def set_read_only(on: bool, submaps: SubmapStore, loops: LoopClosure, scale: MapScale) -> None:
+def set_read_only(on: bool, submaps: SubmapStore, loops: LoopClosure) -> None:
     """Makes the map read-only, or lets it grow again, for new frames."""
-    if on == (submaps.localized is not None):
+    if on == submaps.table.read_only:
         return
-    scale.fix(on)
     if on:
         _begin(submaps, loops)
         return
@@ -851,7 +858,7 @@ def _begin(submaps: SubmapStore, loops: LoopClosure) -> None:
         loops.start_chain(lost=False)
     submaps.localize(True)
     known = frozenset(s.id for s in submaps.submaps.values() if s.component == REFERENCE)
-    if not loops.localize(submaps.next_id, known) and len(submaps.table.path):
+    if not loops.localize(known) and len(submaps.table.path):
         log.warning(
             "mode is localization, but the map has no keyframes that recognise its locations: "
             "poses are those of odometry"

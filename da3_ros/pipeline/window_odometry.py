@@ -55,11 +55,9 @@ class WindowOdometry:
         self.config, self.counters, self._table = config, counters, table
         self.prior = PriorPoseSubstitution(config.pose_prior.output)
         self.uncertainty = PoseUncertainty(motion_error)
-        self.chain = -1
         self._refined = False  # whether the newest window is refined
         self._depth_doubtful = False  # whether its depth contradicts scene and tracks
         self.refusal = ""  # why the newest window does not fit
-        self.unit = 1.0  # units of odometry per network unit of the newest window
         self._clear_overlap_views()
 
     def reconfigure(self, config: PipelineConfig) -> None:
@@ -74,7 +72,6 @@ class WindowOdometry:
         """
         self.prior.restart()
         self.uncertainty.start_chain(known=not newest)
-        self.chain += 1
         self._clear_overlap_views()
         self.newest = newest
 
@@ -91,10 +88,6 @@ class WindowOdometry:
         if before is not None:
             move = turned(before, R) @ invert_pose(before)
             self.newest = {name: move @ T for name, T in self.newest.items()}
-
-    def expect_unit(self, unit: float) -> None:
-        """Sets the assumed unit of the next window: of odometry, per network unit."""
-        self.unit = unit
 
     def _clear_overlap_views(self) -> None:
         self.overlap_views = KeyframeSelector(
@@ -174,7 +167,7 @@ class WindowOdometry:
         placed = self._place(window, shared, estimate, unit)
         estimate, placed = self.prior.place(window, estimate, placed)
         self._observe(window, shared, estimate, placed)
-        self.unit = placed.T_local_window.scale
+        self._table.set_unit(placed.T_local_window.scale)
         return estimate, placed
 
     def overlap_view_of(self, view: View, frame: LocalFrame) -> OverlapView | None:
@@ -207,7 +200,7 @@ class WindowOdometry:
         # Alignment and tracks both contradict the depth: the pose is known all the same.
         self._depth_doubtful = bool(self.refusal) and not refined.depth_agrees
         self._refined, self._unit_guessed, self.refusal = True, False, ""
-        self.unit = refined.T_local_window.scale
+        self._table.set_unit(refined.T_local_window.scale)
         self.overlap_views.adjust(
             {id: (after, factor) for id, (_, after, factor) in refined.moved.items()}
         )
@@ -291,7 +284,7 @@ class WindowOdometry:
         if not shared:
             index = self._reference_index(window)
             begin = self.newest.get(window.views[index].camera, np.eye(4))
-            at = Similarity.between(begin, estimate.T_window_camera[index], self.unit)
+            at = Similarity.between(begin, estimate.T_window_camera[index], self._table.unit)
             return Alignment(at, self.counters["processed"] == 0, float("nan"), float("nan"))
         fit = self._fit(shared, estimate, unit)
         if fit is not None and fit.accepted:
@@ -306,7 +299,9 @@ class WindowOdometry:
         measured = self.prior.unit or unit
         self._unit_guessed = measured is None
         held = Similarity.between(
-            shared[-1].T_local_camera, newest, self.unit if measured is None else measured[0]
+            shared[-1].T_local_camera,
+            newest,
+            self._table.unit if measured is None else measured[0],
         )
         reason = "the overlap views have no depth" if fit is None else fit.reason
         self.refusal = reason

@@ -129,7 +129,7 @@ class WindowSteps(MapListener):
             taken = self._imu.take(taken)
         closed = self.scene_map.close_loop()
         graph = self.refinement.refiner.graph
-        metre = self.scene_map.adjust(graph.metre, self.odometry.chain)
+        metre = self.scene_map.adjust(graph.metre)
         if metre is not None:
             graph.take_metre(metre)
         follow(self.scene_map, [prepared.view for prepared in taken])
@@ -196,7 +196,7 @@ class WindowSteps(MapListener):
             return
         scale = self._take_over(placed)
         report = report_of(
-            placed, scale, chain=self.odometry.chain, loop_closed=closed,
+            placed, scale, chain=self.scene_map.table.use_chain(), loop_closed=closed,
             total_s=time.perf_counter() - start,
             T_map_camera=self.scene_map.poses_of(placed, scale), tracks=self.refinement.tracks,
             refinement_s=self.refinement.seconds,
@@ -229,7 +229,7 @@ class WindowSteps(MapListener):
         nor the scale nor keyframes."""
         scale = self.scene_map.scale.scale
         report = report_of(
-            placed, scale, chain=self.odometry.chain, loop_closed=False,
+            placed, scale, chain=self.scene_map.table.use_chain(), loop_closed=False,
             total_s=time.perf_counter() - start,
             T_map_camera=self.scene_map.poses_of(placed, scale),
         )  # fmt: skip
@@ -381,18 +381,8 @@ class WindowSteps(MapListener):
                 keyframe=frame.keyframe,
                 descriptor=descriptor,
             )
-            if frame.keyframe and submap != NO_SUBMAP:
-                self.scene_map.loops.add_keyframe(frame.id, descriptor)
-                self.scene_map.note_up(frame, submap)
-            tracked = self.refinement.view(frame.id)
-            if tracked is not None and submap != NO_SUBMAP and self.scene_map.adjusts:
-                self.scene_map.adjustment.add(
-                    tracked,
-                    frame.stamp_ns,
-                    submap,
-                    keyframe=frame.keyframe,
-                    chain=self.odometry.chain,
-                )
+            if submap != NO_SUBMAP:
+                self.scene_map.add_view(frame, submap, descriptor, self.refinement.view(frame.id))
         self.counters["processed"] += 1
         self.standing.note(prepared, placed, index, self.odometry.uncertainty.at_rest)
         self.pose_search.add(frame.stamp_ns, known=self.scene_map.submaps.pose_known)
@@ -504,7 +494,7 @@ class WindowSteps(MapListener):
         estimate = WindowEstimate.of(prediction)
         placed = PlacedWindow(window, prediction, estimate, UNPLACED, prediction.depth)
         report = report_of(
-            placed, scale, chain=self.odometry.chain, loop_closed=False,
+            placed, scale, chain=self.scene_map.table.use_chain(), loop_closed=False,
             total_s=time.perf_counter() - start,
         )  # fmt: skip
         for index, prepared in enumerate(new, len(window.views) - len(new)):
@@ -530,9 +520,8 @@ class WindowSteps(MapListener):
         self.scene_map.adjustment.forget_features()  # stamps may be those of earlier frames
         self.scene_map.to_origin()
         self.start_chain({})
-        self.odometry.expect_unit(
-            self.config.scale.factor if self.scene_map.scale.filter.declared else 1.0
-        )
+        declared = self.scene_map.scale.filter.declared
+        self.scene_map.table.set_unit(self.config.scale.factor if declared else 1.0)
 
     def start_chain(self, newest: dict[str, Array]) -> None:
         """Begins a chain in scene and odometry, without overlap views.

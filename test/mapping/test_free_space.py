@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support.submaps import local_frame
+from support.submaps import adjust, local_frame
 
 from da3_ros.config import MapConfig
 from da3_ros.geometry.projection import backproject
@@ -209,7 +209,7 @@ def test_a_keyframe_votes_from_where_the_map_has_it_now():
         store.add_frame(keyframe(0, wall(1.0)))
         store.add_frame(keyframe(1, wall(), x=50.0))
         if known:
-            store.table.move_frames([PoseInSubmap(1, "", 0, np.eye(4))])
+            adjust(store.table, [PoseInSubmap(1, "", 0, np.eye(4))])
         store.add_frame(keyframe(2, wall()))
         assert (box_points(store) == 0) == known
 

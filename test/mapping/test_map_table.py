@@ -7,14 +7,19 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 from support.scenes import frame
-from support.submaps import table_of
+from support.submaps import add_keyframe, table_of
 
+from da3_ros.config import MapConfig, ScaleConfig
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.mapping.frames import PoseInSubmap
 from da3_ros.mapping.graph_solution import Correction, Moves, Node
+from da3_ros.mapping.levelling import Up
+from da3_ros.mapping.loop_closure import LoopClosure
 from da3_ros.mapping.loop_keyframes import PlacedKeyframe
 from da3_ros.mapping.map_table import NO_SUBMAP, MapListener, OverlapView
+from da3_ros.mapping.metric_scale import MapScale
 from da3_ros.mapping.submap_spill import Submap
+from da3_ros.mapping.submaps import SubmapStore
 from da3_ros.types import View
 
 K = np.array([[60.0, 0, 40], [0, 60, 30], [0, 0, 1]])
@@ -216,3 +221,30 @@ def test_nothing_is_left_of_views_that_are_shared_no_more(table):
         table.poses(sorted(table.shared))
     table.share(())
     assert len(pickle.dumps(table)) == before
+
+
+def test_all_ask_the_table_whether_the_map_is_read_only():
+    """Points, loops, their graph, and the scale."""
+    table = table_of([IDENTITY, IDENTITY])
+    store, loops = SubmapStore(MapConfig(), table=table), LoopClosure(table)
+    scale = MapScale(ScaleConfig(), table)
+    scale._metres = 1.0  # as a source has measured it
+    up = Up(np.array([0.0, 0.0, 1.0]), 0.01, 0)
+
+    def answers():
+        return (
+            len(store.staying) > 0,
+            loops.add_up(1, up) is None,
+            loops._graph.map_size,
+            scale.measured,
+            table.live_path is not table.path,
+        )
+
+    for id in (0, 1):
+        add_keyframe(loops, overlap_view(id, id, pose(id)), np.ones(4))
+    store.submaps.add(table.submaps[0])
+    assert answers() == (False, False, 0, True, False)
+    table.set_read_only(2)
+    assert answers() == (True, True, 2, False, True)
+    table.clear()
+    assert not table.read_only

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 from support.robot_ways import DEPTH, at, drive
-from support.submaps import local_frame
+from support.submaps import adjust, local_frame
 
 from da3_ros.config import ScaleConfig
 from da3_ros.geometry.similarity import IDENTITY, Similarity
@@ -265,10 +265,10 @@ def test_sources_of_metres_are_told_where_earlier_frames_are_now():
     assert told.poses.keys() == right.keys()
     for id, T in right.items():
         np.testing.assert_array_equal(told.poses[id], T)
-    table.move_frames([PoseInSubmap(0, "", 0, at(0.7)), PoseInSubmap(2, "", 1, at(0.3))])
+    adjust(table, [PoseInSubmap(0, "", 0, at(0.7)), PoseInSubmap(2, "", 1, at(0.3))])
     np.testing.assert_allclose(told.poses[10], up.pose(at(0.7)), atol=1e-12)
     np.testing.assert_allclose(told.poses[12], at(1.3), atol=1e-12)
     np.testing.assert_array_equal(told.poses[11], right[11])
     scale.restart(np.eye(4))  # frames of an earlier chain
-    table.move_frames([PoseInSubmap(0, "", 0, at(0.9))])
+    adjust(table, [PoseInSubmap(0, "", 0, at(0.9))])
     np.testing.assert_allclose(told.poses[10], up.pose(at(0.7)), atol=1e-12)

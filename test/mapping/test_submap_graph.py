@@ -217,7 +217,7 @@ def test_an_unconnected_component_is_solved_whatever_its_rotation(degrees, metri
     """Loops are robust, so that from a wrong guess the solver may end in a false minimum."""
     poses = circle(12)
     graph, _ = walked(poses[:4])
-    graph.first_live = first_live
+    graph._submaps.set_read_only(first_live)
     for k in (4, 5):  # a component that loops have joined
         graph._submaps.add_submap(Submap(k, 0, poses[k]))
         graph.add(k, None, False)
@@ -259,7 +259,7 @@ def test_a_rigid_map_moves_as_one_body():
     """Loops that contradict its shape do not bend it."""
     poses = circle(12)
     graph, _ = walked(poses[:6])
-    graph.first_live = 6
+    graph._submaps.set_read_only(6)
     graph._submaps.add_submap(Submap(6, 0, poses[6]))
     graph.add(6, VARIANCE, False)
     rng = np.random.default_rng(0)
@@ -281,7 +281,7 @@ def test_a_localized_camera_leaves_a_map_as_it_is(monkeypatch):
     monkeypatch.setattr(submap_graph, "YOUNG", 2)
     poses = circle(12)
     graph, _ = walked(poses, [(0, 11, IDENTITY)])
-    graph.first_live = 12
+    graph._submaps.set_read_only(12)
     nodes, edges = graph.of_map()
     for k in range(12, 40):
         graph._submaps.add_submap(Submap(k, 0, poses[k % 12]))

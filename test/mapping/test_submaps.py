@@ -260,7 +260,7 @@ def test_a_component_that_left_the_map_keeps_its_number():
     held.start_chain()
     back = held.add_frame(frame(2, pose(2.0)))[0].id
     held.merge_components([(0, back)])
-    del held.submaps[gone]
+    held.submaps.remove(gone)
     held.start_chain()
     held.add_frame(frame(3, pose(3.0)))
     held.merge_components([(0, gone)])

@@ -6,6 +6,7 @@ import itertools
 import numpy as np
 import pytest
 from support.floors import RES, pose_at, square_view
+from support.submaps import adjust
 
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.mapping.frames import LocalFrame, PoseInSubmap
@@ -135,7 +136,7 @@ def test_a_keyframe_that_moves_in_its_submap_is_carved_anew():
     far = [PoseInSubmap(f.stamp_ns, "", 1, f.T_submap_camera.copy()) for f in frames]
     for f in far:
         f.T_submap_camera[0, 3] += 0.5
-    drive.table.move_frames(far)
+    adjust(drive.table, far)
     assert drive.windows() > 0
     assert same(drive.map.grid(IDENTITY), anew(drive))
 
@@ -144,7 +145,7 @@ def test_the_newest_views_lie_where_they_are_now():
     drive = Drive().ride(3)
     last = drive.table.path.frames_of([2], 0)[-1:]
     last[0].T_submap_camera[0, 3] += 0.5
-    drive.table.move_frames(last)
+    adjust(drive.table, last)
     assert drive.windows() == 0
     assert same(drive.map.grid(IDENTITY), anew(drive))
 

@@ -11,6 +11,7 @@ from scipy.spatial.transform import Rotation
 from support.cases import long_after
 from support.ring import CALM, SIZE, STEP_NS, DescribedTruth, walked
 from support.sessions import METRIC, SETTINGS, MetricModel, later, saved
+from support.submaps import adjust
 
 from da3_ros.config import config_from_parameters
 from da3_ros.export.scene_file import load_scene
@@ -341,7 +342,7 @@ def test_anchors_are_where_the_path_has_their_frames_now(truth):
         T = np.eye(4)
         T[:3] = row["T"]
         moved.append(PoseInSubmap(int(row["stamp_ns"]), "", before[0][0], shift @ T))
-    held.table.move_frames(moved)
+    adjust(held.table, moved)
     for (submap, T), (_, now) in zip(before, places(), strict=True):
         wanted = shift @ T if submap == before[0][0] else T
         np.testing.assert_allclose(now, wanted, atol=1e-12)

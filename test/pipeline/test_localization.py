@@ -160,7 +160,7 @@ def test_memory_and_tables_do_not_grow(folder, known, ring, monkeypatch):
         assert len(closure.keyframes.similarity(closure.keyframes.ids[-1])) == len(
             closure.keyframes
         )
-        assert len(pipeline.map.localized.submaps) <= 4
+        assert len(pipeline.map.live.submaps) <= 4
         assert len(pipeline.map.table.submaps) <= 2 * (own + 64)
         assert len(pipeline.map.components_of_scene._begins) <= 3
         sizes.add(pipeline.map.nbytes - pipeline.map.table.live_path.nbytes)

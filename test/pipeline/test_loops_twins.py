@@ -104,7 +104,7 @@ def test_similar_tiles_are_found_and_never_joined():
         closer = pipeline.loops
         assert len(session.fused) >= 2  # shown to the network, which takes them for one
         assert pipeline.loops.closed == 0
-        assert pipeline.odometry.chain == 0
+        assert pipeline.map.table.chain == 0
         assert closer.found >= 2  # verified, within drift: one such loop is not enough
 
 

@@ -215,7 +215,7 @@ def test_the_metre_of_another_chain_is_neither_given_nor_taken(small_walk, monke
     monkeypatch.setattr(map_adjustment, "adjusted_map", with_metre)
     adjustment = pipeline.scene_map.adjustment
     adjustment._new, adjustment._fresh = map_adjustment.EVERY, True
-    chain, known = pipeline.odometry.chain + later, Metre(1.0, 0.1)
+    chain, known = pipeline.map.table.chain + later, Metre(1.0, 0.1)
     found = adjustment.end_window((), rigid=False, by_depth=False, metre=known, chain=chain)
     assert given == [UNKNOWN_METRE if later else known]
     assert (found.metre is None) == bool(later)

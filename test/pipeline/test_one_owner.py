@@ -15,6 +15,7 @@ from da3_ros.geometry.poses import matrix_from_quaternion
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping import submaps
 from da3_ros.mapping.map_table import MapListener
+from da3_ros.mapping.submap_spill import Submap
 from da3_ros.messages.build import RosbagsLibrary
 from da3_ros.messages.outputs import Outputs
 from da3_ros.pipeline.pipeline import Pipeline
@@ -73,13 +74,13 @@ def matrices(array):
     return list(array.reshape(-1, *array.shape[-2:])[:, :3])
 
 
-def below(root):
+def below(root, wanted=(np.ndarray, Similarity)):
     """Yields the way to each array and similarity below an object of ours that is not the map's
-    table, and the array or similarity."""
+    table, and the array or similarity; or to what else is wanted."""
     seen, todo = set(), deque([("", root)])
     while todo:
         way, one = todo.popleft()
-        if isinstance(one, np.ndarray | Similarity):  # also one that a row has: it stays there
+        if isinstance(one, wanted):  # also one that a row has: it stays there
             yield way, one
         if id(one) in seen or type(one).__name__ in OWNERS:
             continue
@@ -256,6 +257,13 @@ def test_no_other_object_keeps_a_pose_of_the_map(run):
 def test_each_exception_is_one(run):
     ways = run.ways_between | run.ways()
     assert {end for end in EXCEPTIONS if not any(way.endswith(end) for way in ways)} == set()
+
+
+def test_submaps_are_in_the_table_alone(run):
+    """What has several of them has their ids."""
+    found = {way.rpartition("/")[2] for way, _ in below(run.state, Submap)}
+    assert found == {"SubmapPoints.newest"}  # the one that grows
+    assert len(run.pipeline.map.submaps) == len(run.pipeline.map.table.submaps) > 3
 
 
 def test_no_other_object_keeps_an_array_of_a_view_without_a_reason(run):

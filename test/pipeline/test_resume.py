@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support.pipelines import odometry_of, settings, to_frame
+from support.pipelines import LostSession, odometry_of, settings, to_frame
 
 from da3_ros.export.scene_file import SceneFileError, load_scene, save_scene
 from da3_ros.geometry.poses import invert_pose
@@ -122,3 +122,36 @@ def test_a_fixed_factor_is_for_the_first_window_after_a_load(walk):
     assert all(r.scale.metric for r in results)
     for r, f in zip(results, frames[34:38], strict=True):
         assert np.nanmedian(r.depth_m / f.depth) == pytest.approx(1, rel=0.01)
+
+
+def chains_of(pipeline, results):
+    """Of each window of the results: the chain in its report, and in the submap of its frames."""
+    rows = pipeline.map.table.path.poses().rows
+    submap = dict(zip(rows["stamp_ns"].tolist(), rows["submap"].tolist(), strict=True))
+    own = [r for r in results if r.stamp_ns in submap]
+    return {(r.window.chain, pipeline.map.submaps[submap[r.stamp_ns]].chain) for r in own}
+
+
+def test_windows_and_submaps_number_chains_alike_after_a_lost_track(walk):
+    frames = walk[1]
+    first = Pipeline(settings(hold_when_blind=False), LostSession(frames, set(range(8, 16))))
+    found = chains_of(first, run(walk, first, 0, 24))
+    assert found == {(0, 0), (1, 1), (2, 2)}
+    second = Pipeline(settings(), TruthSession(frames))
+    second.resume(first.snapshot())
+    assert chains_of(second, run(walk, second, 24, 30)) == {(3, 3)}
+    second.resume(first.snapshot())  # its numbers are not used again
+    assert chains_of(second, run(walk, second, 24, 30)) == {(4, 4)}
+
+
+def test_windows_and_submaps_number_chains_alike_after_one_without_metres(walk):
+    """Its windows have been published with their number, and have no place in the map."""
+    camera, frames = walk
+    pipeline = Pipeline(settings(**METRIC), TruthSession(frames))
+    blind = [r for f in frames[:12] for r in pipeline.push(to_frame(camera, f))]
+    results = run(walk, pipeline, 0, 16)
+    assert {r.window.chain for r in blind} == {0}
+    assert chains_of(pipeline, results) == {(1, 1)}
+    assert pipeline.snapshot().chain == 1
+    pipeline.reset()
+    assert chains_of(pipeline, run(walk, pipeline, 0, 10)) == {(2, 2)}

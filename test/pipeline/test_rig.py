@@ -244,7 +244,7 @@ def test_a_near_and_a_far_camera_stay_one_chain(near, far):
         at = 10**8 * (k + 1)
         list(pipeline.push(*(Frame(at, black, n, n, calibration=seen) for n in NAMES)))
     assert pipeline.counters["windows_refused"] <= 3
-    assert pipeline.odometry.chain == 0
+    assert pipeline.map.table.chain == 0
 
 
 def ahead(x, yaw):

@@ -93,7 +93,7 @@ def test_no_more_than_needed_is_moved_at_once(camera, tmp_path, monkeypatch):
     enforce, moved = SubmapPoints.enforce_limits, []
 
     def enforced(points, most, *rest):
-        before = {s.id: len(s.cloud) for s in points.closed_in_memory}
+        before = {id: len(points._submaps[id].cloud) for id in points.closed_in_memory}
         enforce(points, most, *rest)
         gone = [size for id, size in before.items() if id not in points._in_memory]
         if gone and points._disk.is_ready:

@@ -11,6 +11,8 @@ from support.cases import long_after
 
 from da3_ros.config import config_from_parameters
 from da3_ros.geometry.poses import invert_pose
+from da3_ros.keyframe_store.disk_limit import DiskLimit
+from da3_ros.keyframe_store.store import StoredScene
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.pipeline.standing import by_imu, by_odometry, stands
 from da3_ros.refinement.still_image import ImageMotion, StillImage
@@ -36,7 +38,7 @@ def drive(frames=2 * DRIVE):
     return list(SyntheticCamera(3, SIZE, walk="loop", frames=frames, rate_hz=2.0).T_room_camera)
 
 
-def run(camera, frames, priors=None, stretches=None, **values):
+def run(camera, frames, priors=None, stretches=None, folder=None, **values):
     settings = {
         "process_res": SIZE[0], "model": "da3-tiny", "checkpoint": "random", "window.size": 6,
         "dense.enabled": False, "map.remove_movers": False, "refinement.enabled": False, **values,
@@ -44,6 +46,8 @@ def run(camera, frames, priors=None, stretches=None, **values):
     session = TruthSession(frames, seed=1, noise=NOISE)
     pipeline, out = Pipeline(config_from_parameters(settings), session), []
     sizes = []
+    if folder is not None:
+        pipeline.store(folder, None, DiskLimit(), wait=True)
     for f, T, imu in itertools.zip_longest(frames, priors or (), stretches or ()):
         given = Frame(
             f.stamp_ns, f.image, calibration=camera.calibration, T_prior_camera=T, imu=imu
@@ -102,6 +106,18 @@ def test_nothing_drifts_while_a_robot_stands(refined):
     out = check_stand(refined, 24)
     if refined:
         assert out[-1].window.refined
+
+
+def test_stored_and_saved_scenes_have_one_unit_while_a_robot_stands(tmp_path):
+    """That of the newest window which has moved odometry."""
+    way = drive()[:10]
+    camera, frames = frames_at(way + [way[-1]] * 8)
+    pipeline, _, _ = run(camera, frames, folder=tmp_path / "scene")
+    assert pipeline.counters["frames_standing"] > 3
+    unit = pipeline.snapshot().unit
+    assert pipeline.scene_map.finish_recording(10)
+    with StoredScene.open(tmp_path / "scene") as stored:
+        assert stored.map.unit == unit
 
 
 @pytest.mark.long

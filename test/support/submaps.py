@@ -2,6 +2,7 @@
 
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.frames import LocalFrame
+from da3_ros.mapping.graph_solution import Correction, Moves
 from da3_ros.mapping.map_table import MapTable
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.pipeline.delivery import NO_WINDOW
@@ -33,3 +34,10 @@ def add_submap(submaps, id, T):
     """Adds a submap at the pose ``T`` [4, 4], unless it is there."""
     if id not in submaps.submaps:
         submaps.add_submap(Submap(id, 0, Similarity.from_pose(T)))
+
+
+def adjust(table, frames):
+    """Gives frames other poses in their submaps, which stay where they are: a correction, as one
+    of keyframes that were adjusted together."""
+    T, ids = table.T_map_local, frozenset(f.submap for f in frames)
+    table.correct(Correction(Moves((), ()), T, T, adjusted=ids), frames=frames)
