@@ -32,6 +32,7 @@ from da3_ros.types import (
 )
 
 MOST_FRAMES = 1024  # newest frames of a chain whose poses in the map are followed
+MAX_DEPTH_GROWTH = 0.3  # logarithm; more is a fault of one of both
 MAX_SIGMA = 0.15  # relative standard deviation above which the scale is still unknown
 
 
@@ -155,6 +156,9 @@ class MapScale(MapListener):
         # are joined to it.
         self._map_scale: float | None = None
         self._map_sigma: float | None = None  # of the current chain, once it is joined
+        # Logarithm of the depth that the map's keyframes show together over that of the network,
+        # by which the source has measured.
+        self._depth_growth = 0.0
         self._begun = False
         # Added to positions of odometry before they are published, so that the unit's changes
         # leave the beginning of the chain where it is.
@@ -190,18 +194,31 @@ class MapScale(MapListener):
         # View ids, by stamp and camera, of the frames whose poses sources of metres may remember.
         self._frames: dict[tuple[int, str], int] = {}
         self.scale = Scale()  # of the newest window; metres per unit of odometry
-        self._ratio = getattr(self, "_ratio", 1.0)
         self.filter.restart(declared=not self._begun)
         if self._map_scale is not None:  # until the new chain is joined to the map
             self._metres = self._map_sigma = None
 
     def note_depth_growth(self, growth: float) -> None:
-        if math.isfinite(growth) and abs(growth) < 0.3:
-            if self.scale.metric and self._metres is not None:
-                f = self._ratio / math.exp(growth)
-                self._metres *= f
-                self.scale = replace(self.scale, value=self.scale.value * f)
-            self._ratio = math.exp(growth)
+        """Takes over how much longer depth is by the map's keyframes together than by the network:
+        a source that has measured the latter counts for less metres per unit of the way.
+
+        growth: logarithm.
+        """
+        learns_by_depth = self.source.by_depth and self.source.learns
+        if not learns_by_depth or abs(growth) > MAX_DEPTH_GROWTH:
+            return
+        factor = math.exp(self._depth_growth - growth)
+        self._depth_growth = growth
+        if self.scale.metric:
+            self.scale = replace(self.scale, value=factor * self.scale.value)
+            if self._metres is not None:
+                self._metres *= factor
+
+    def _of_ways(self, scale: Scale) -> Scale:
+        """Returns metres per unit of the way, by those of the network's depth."""
+        if not scale.metric or self._depth_growth == 0:
+            return scale
+        return replace(scale, value=math.exp(-self._depth_growth) * scale.value)
 
     def set_unplaced(self, scale: Scale) -> None:
         """Takes the scale of a window without poses, which has no pose in the map."""
@@ -255,7 +272,8 @@ class MapScale(MapListener):
     def _scales_by_member(self) -> list[ScaleMeasurement | None]:
         """Returns metres per unit of odometry by each source; of one alone, as published."""
         if len(self.source.members) == 1:
-            return [ScaleMeasurement(self.scale.value * self._ratio, self.scale.sigma)]
+            factor = math.exp(self._depth_growth)  # a window's measurement is of its depth
+            return [ScaleMeasurement(factor * self.scale.value, self.scale.sigma)]
         found = [member.estimate() for member in self.filter.estimator.members]
         return [
             None if e is None else ScaleMeasurement(math.exp(e.log), e.deviation) for e in found
@@ -327,9 +345,7 @@ class MapScale(MapListener):
             self.filter.estimator.interrupt_motion()
         else:
             self._add_measurements(window, estimate, T_local_window, own_motion)
-        before, self.scale = self.scale, self.filter.update()
-        if self.scale.metric:
-            self.scale = replace(self.scale, value=self.scale.value / self._ratio)
+        before, self.scale = self.scale, self._of_ways(self.filter.update())
         if self._map_sigma is not None:
             self.scale = Scale("map", self.unit * self.metres, self._map_sigma)
         if self.scale.metric:

@@ -76,6 +76,7 @@ class Adjustment:
     correction: Correction  # moves submaps as their keyframes move on average
     frames: list[PoseInSubmap]  # after that, poses of frames in their submaps
     metre: Metre | None = None  # in the frame of odometry, by the rig; None: not measured
+    # Logarithm of the depth of points over the network's, of all keyframes; None: not measured.
     depth_growth: float | None = None
 
 
@@ -94,7 +95,10 @@ class _AdjustmentJob:
     held: list[int]  # ids of views that stay
     loops: PosePriors
     rigid: bool  # whether submaps keep their size
-    by_depth: bool  # whether depths stay as they are on average, or distances
+    # Whether depths stay as they are on average, or distances. These stay too once depth was
+    # measured by them: between keyframes that are settled.
+    by_depth: bool
+    settled: frozenset[int]  # ids of keyframes
     metre: Metre = UNKNOWN_METRE  # by the rig, as windows know it
     chain: int = 0  # of the newest view
     # By camera, keyframes that show whether its calibration is right.
@@ -135,8 +139,8 @@ class MapAdjustment(MapListener):
         self._newest: dict[str, _MapKeyframe] = {}  # view of each camera
         self._all = False  # whether the next adjustment is of all keyframes
         self._matches = MapMatches()
+        self._settled: frozenset[int] = frozenset()  # ids of those that were adjusted
         self._new = 0  # keyframes since the last adjustment
-        self._settled: set[int] = set()
         self._fresh = False  # whether there was a frame since then
         self._chain = 0  # of the newest view
         self._running: tuple[_AdjustmentJob, Future[_AdjustmentResult]] | None = None
@@ -292,6 +296,7 @@ class MapAdjustment(MapListener):
             {id: s.T_map_submap for id, s in table.submaps.items()}, sorted(movable),
             table.T_map_local, table.corrections, held,
             _loop_priors(views, submaps, loops, at), rigid=False, by_depth=True,
+            settled=self._settled & every.keys(),
             checked={camera: own[-MOST_CHECKED:] for camera, own in by_camera.items()},
         )  # fmt: skip
 
@@ -332,7 +337,7 @@ class MapAdjustment(MapListener):
             job.matches.extend(job.views)
             done = adjusted_map(
                 job.views, job.matches, job.loops, job.held, by_depth=job.by_depth,
-                settled=self._settled, metre=job.metre,
+                settled=job.settled, metre=job.metre,
             )  # fmt: skip
             return _AdjustmentResult(done, lenses)
         except Exception as error:  # the map stays as it is
@@ -378,11 +383,11 @@ class MapAdjustment(MapListener):
         found = adjustment_of(job, done, frames)
         if found is not None and job.chain != chain:  # odometry has another unit now
             found = replace(found, metre=None)
-        self._counters["map_adjustments" if found else "map_adjustments_refused"] += 1
-        if found:
-            self._settled |= set(done.poses)
-            if not job.held and job.by_depth:
+        if found is not None:
+            self._settled = job.settled | done.poses.keys()
+            if not job.held and math.isfinite(done.depth_growth):
                 found = replace(found, depth_growth=done.depth_growth)
+        self._counters["map_adjustments" if found else "map_adjustments_refused"] += 1
         return found
 
 

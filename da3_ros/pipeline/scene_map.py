@@ -410,7 +410,7 @@ class SceneMap(MapListener):
         if found is None:
             return None
         self.correct(found.correction, found.frames)
-        if found.depth_growth is not None and source.learns:
+        if found.depth_growth is not None:
             self.scale.note_depth_growth(found.depth_growth)
         return found.metre
 

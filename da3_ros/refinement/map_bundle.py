@@ -69,6 +69,8 @@ LOOSE_ROTATION, LOOSE_POSITION = 0.005, 0.02  # rad; position over distance
 LOOSE_DEPTH = 0.003  # the same over depth, at least
 RIG_ROTATION, RIG_DEPTH = 0.002, 0.005  # of views of one frameset: rad; position over depth
 RIG = PoseNoise(RIG_ROTATION, 0.0)  # the same of a rig whose poses are known
+# Keyframes that were adjusted before, so that their distances stay, and their spread over depth.
+LEAST_SETTLED, LEAST_SPREAD = 8, 0.05
 LEAST_SIGMA = 0.002  # standard deviation of the logarithm of a metre that is found
 RIGHT = 0.8  # share of the observations that are right, of tracks that only judge
 # Factor on their error, and pixels more, from which on an adjustment is refused.
@@ -110,7 +112,7 @@ class AdjustedMap:
     error_px: float  # typical one of tracks that only judge, after
     error_before_px: float
     metre: Metre | None = None  # in local, by the rig; None: not measured
-    # Logarithm of the depth of points over that of features, median of all keyframes; NaN: unknown
+    # Logarithm of the depth of points over that of features, median of keyframes; NaN: unknown.
     depth_growth: float = math.nan
 
 
@@ -303,8 +305,8 @@ def adjusted_map(
 
     views: in the order of their ids. loops: measured relative poses, by ids. held: ids of those
     that stay; with none, poses and lengths stay as they are on average. Lengths are the distances
-    of a rig's cameras if ``metre`` is known well, depths if ``by_depth``, else distances between
-    keyframes.
+    of a rig's cameras if ``metre`` is known well, else distances between keyframes: if
+    ``by_depth``, between those of ``settled`` (ids), or depths while these are few.
     """
     if len(views) < LEAST_VIEWS:
         return None
@@ -353,16 +355,14 @@ def adjusted_map(
     if not after < WORSE * before + WORSE_PX:
         return None
     found = solved.metre() if shows_metre else None
-    growth = _depth_growth(views, used, kept, T, done.points)[seen]
-    known = growth[np.isfinite(growth)]
-    growth = float(np.median(known)) if len(known) else math.nan
+    growth = _depth_growth(views, used, kept, T, done.points, seen)
     if not len(held):  # they are where they were, on average
         scale = None
         if use_rig and known_metre.sigma == KNOWN and solved.metre() is not None:
             scale = 1.0
         elif by_depth:
-            old = seen & np.array([v.id in settled for v in views])
-            scale = _scale_of_ways(T0[old], T[old], views)
+            old = seen & np.isin([v.id for v in views], list(settled))
+            scale = _scale_by_ways(T0[old], T[old], views)
             if scale is None and math.isfinite(growth):
                 scale = math.exp(-growth)
         back = Similarity.aligning(T0[seen], T[seen], scale)
@@ -377,7 +377,7 @@ def adjusted_map(
     return AdjustedMap(
         {v.id: T[k] for k, v in enumerate(views) if seen[k]}, used.count, after, before, found,
         growth,
-    )
+    )  # fmt: skip
 
 
 def _length_sigma(solved: Adjusted) -> float:
@@ -443,28 +443,29 @@ def loose_poses(views: Sequence[MapView], looser: float = 1.0) -> PosePriors:
     return PosePriors.joined([loose, *rigs])
 
 
-def _scale_of_ways(before: Array, after: Array, views: Sequence[MapView]) -> float | None:
-    if len(before) < LEAST_VIEWS:
+def _scale_by_ways(before: Array, after: Array, views: Sequence[MapView]) -> float | None:
+    """Returns the factor by which distances between poses [N, 4, 4] ``after`` become those before;
+    None: there are too few poses, or they are too near to each other."""
+    if len(before) < LEAST_SETTLED:
         return None
-    spread = float(np.sqrt(((before[:, :3, 3] - before[:, :3, 3].mean(0)) ** 2).sum(1).mean()))
-    if not spread > 0.05 * float(np.nanmedian([v.depth for v in views])):
+    apart = before[:, :3, 3] - before[:, :3, 3].mean(0)
+    spread = math.sqrt(float((apart**2).sum(1).mean()))
+    if not spread > LEAST_SPREAD * float(np.nanmedian([v.depth for v in views])):
         return None
     return Similarity.aligning(before, after).scale
 
 
 def _depth_growth(
-    views: Sequence[MapView], tracks: MapTracks, kept: Array, T: Array, points: Array
-) -> Array:
-    """Returns the logarithms [V] of the depth of points over that of the views' features, median;
-    NaN: unknown."""
+    views: Sequence[MapView], tracks: MapTracks, kept: Array, T: Array, points: Array,
+    seen: NDArray[np.bool_],
+) -> float:  # fmt: skip
+    """Returns the logarithm of the depth of points over that of the views' features: the median of
+    the medians of views that are ``seen`` [V]; NaN: unknown."""
     x = points[tracks.track] - T[tracks.view, :3, 3]
     z = np.einsum("oi,oi->o", x, T[tracks.view, :3, 2])
     stated = np.concatenate([v.log_depth for v in views])[tracks.feature]
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = np.where(kept & (z > 0), np.log(z) - stated, np.nan)
-    out = np.full(len(views), np.nan)
-    for k in range(len(views)):
-        own = ratio[(tracks.view == k) & np.isfinite(ratio)]
-        if len(own):
-            out[k] = np.median(own)
-    return out
+    known = (ratio[(tracks.view == k) & np.isfinite(ratio)] for k in np.flatnonzero(seen))
+    medians = [float(np.median(own)) for own in known if len(own)]
+    return float(np.median(medians)) if medians else math.nan
