@@ -53,7 +53,7 @@ class _Matched:
 
 
 @dataclass(frozen=True, eq=False)
-class _Start:
+class _StartPose:
     """A candidate for the start pose of a new view."""
 
     T_local_camera: Array  # [4, 4]
@@ -93,10 +93,10 @@ def start_pose(
     enough = features / max(ENOUGH * len(view.features), FEWEST_NEW)
     evidence, most = EVIDENCE * min(1.0, enough) ** 2, MOST_DOUBT if enough >= 1 else math.inf
 
-    def start(T: Array) -> _Start:
+    def start(T: Array) -> _StartPose:
         masks, agreed = _agreeing(view, T, matched)
         doubt = min(_doubt(T, network, matched, noise), most)
-        return _Start(T, masks, agreed, evidence * agreed / count - doubt)
+        return _StartPose(T, masks, agreed, evidence * agreed / count - doubt)
 
     starts = [start(T) for T in candidates]
     others = max(s.agreed for s in starts)
