@@ -52,6 +52,16 @@ class _Matched:
     far: Array  # [P, 3] and as far
 
 
+@dataclass(frozen=True, eq=False)
+class _StartPose:
+    """A candidate for the start pose of a new view."""
+
+    T_local_camera: Array  # [4, 4]
+    masks: list[Array]  # [P] of each known view: the matches that agree
+    agreed: float  # their number, less for larger distances
+    score: float
+
+
 def start_pose(
     view: TrackedView,
     found: list[Matches],
@@ -64,8 +74,8 @@ def start_pose(
     Candidates: the pose that the view has (the network's), the one next to it that matches agree
     on, poses by the points of matches (PnP) and by matches alone (essential matrix), also by those
     that disagree with the first: something else may move through the image; and poses before a
-    plane (homography). The best one agrees with many matches, and is not far from the network's.
-    newest: ids of the views right before.
+    plane (homography), if they agree with more matches than all others. The best one agrees with
+    many matches, and is not far from the network's. newest: ids of the views right before.
     Returns the masks [P] of the matches that agree.
     """
     matched = [_matched(view, m, points, noise.depth) for m in found]
@@ -76,23 +86,26 @@ def start_pose(
         pose_nearby(known, pixel, view.K, network),
         *_by_points(known, pixel, view.K),
         *_by_matches(view, matched),
-        *_by_planes(view, matched),
     ]
     count = sum(len(m.here) for m in matched)
     fresh = [m.feature for m in matched if m.known.id in newest]
     features = len(np.unique(np.concatenate([np.zeros(0, int), *fresh])))
     enough = features / max(ENOUGH * len(view.features), FEWEST_NEW)
     evidence, most = EVIDENCE * min(1.0, enough) ** 2, MOST_DOUBT if enough >= 1 else math.inf
-    best: tuple[float, list[Array], Array] | None = None
-    for T in candidates:
+
+    def start(T: Array) -> _StartPose:
         masks, agreed = _agreeing(view, T, matched)
-        score = evidence * agreed / count - min(_doubt(T, network, matched, noise), most)
-        if best is None or score > best[0]:
-            best = score, masks, T
-    assert best is not None
-    view.T_local_camera = best[2]
-    _set_scale(view, matched, best[1])
-    return best[1]
+        doubt = min(_doubt(T, network, matched, noise), most)
+        return _StartPose(T, masks, agreed, evidence * agreed / count - doubt)
+
+    starts = [start(T) for T in candidates]
+    others = max(s.agreed for s in starts)
+    # Half of the poses before a plane are wrong, and may be near a wrong one of the network.
+    starts += [s for s in map(start, _by_planes(view, matched)) if s.agreed > others]
+    best = max(starts, key=lambda s: s.score)
+    view.T_local_camera = best.T_local_camera
+    _set_scale(view, matched, best.masks)
+    return best.masks
 
 
 def _matched(view: TrackedView, m: Matches, points: TrackPoints, depth_sigma: float) -> _Matched:

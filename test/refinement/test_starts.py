@@ -176,3 +176,19 @@ def test_few_or_scattered_points_are_no_plane():
     assert starts.poses_before_plane(known, there, np.full(COUNT, np.nan), here, K) == []
     same = np.zeros_like(here)
     assert starts.poses_before_plane(known, same, depth, same, K) == []
+
+
+def test_a_pose_before_a_plane_counts_if_it_agrees_with_more_than_all_others(monkeypatch):
+    """Half of them are wrong: one near a wrong pose of the network must not win by that."""
+    noise = TrackNoise()
+    noise.poses = {k: dataclasses.replace(v, rotation=0.002) for k, v in noise.poses.items()}
+
+    def tilted(degrees):
+        T = TRUE.copy()
+        T[:3, :3] = T[:3, :3] @ Rotation.from_euler("x", degrees, degrees=True).as_matrix()
+        return T
+
+    monkeypatch.setattr(starts, "_by_planes", lambda *_: iter([tilted(0.08)]))
+    monkeypatch.setattr(starts, "pose_nearby", lambda *_: TRUE)
+    _, turn, _ = started(*scene(), tilted(0.35), noise)
+    assert turn < 0.04
