@@ -105,7 +105,7 @@ def run(w: Walk, network: str, output: str, corrections: str) -> dict[str, float
         ))  # fmt: skip
     results += pipeline.flush()
     T = pipeline.scene_map.T_ros_map
-    points = pipeline.scale.metres * pipeline.map.cloud().xyz @ T[:3, :3].T + T[:3, 3]
+    points = pipeline.map.table.metres * pipeline.map.cloud().xyz @ T[:3, :3].T + T[:3, 3]
     distance = distance_to_surface(w.room, points)
     newest = T @ results[-1].T_map_camera
     return {

@@ -200,6 +200,7 @@ class MapTable:
         self.keyframes: dict[int, ViewRow] = {}  # of loops
         self.shared: dict[int, ViewRow] = {}  # views that windows may share
         self._apart: set[int] = set()  # ids of those whose keyframe has another image
+        self.known_metres: float | None = None  # per unit of the map; None: unknown
         self.T_map_local = IDENTITY  # the frame of odometry in the map; ``set_poses`` sets it
         self._is_map = True  # whether it is that of the map
         # Derived; empty after each change. Of views: no more than are shared.
@@ -219,6 +220,11 @@ class MapTable:
         self.first_live = first_live or 0
         # Of new frames: that of the map, or of the localized camera, which begins now.
         self.live_path = Trajectory() if self.read_only else self.path
+
+    @property
+    def metres(self) -> float:
+        """Metres per unit of the map; 1 if unknown."""
+        return 1.0 if self.known_metres is None else self.known_metres
 
     def set_unit(self, unit: float) -> None:
         """Sets units of odometry per network unit, of a window that has moved it, or as assumed

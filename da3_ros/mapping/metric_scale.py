@@ -46,6 +46,9 @@ class ScaleFilter:
 
     def __init__(self, config: ScaleConfig) -> None:
         self.config, self.source = config, scale_source(config.source)
+        # Logarithm of the depth that the map's keyframes show together over the network's, by
+        # which the source measures.
+        self.depth_growth = 0.0
         self.restart(declared=True)
 
     def restart(self, *, declared: bool) -> None:
@@ -109,13 +112,15 @@ class ScaleFilter:
         return Scale() if self._value is None else Scale(name, self._value, self._sigma)
 
     def _aged(self, found: Estimate | None) -> Estimate | None:
-        """Returns the newest estimate of the source, as uncertain as it has become by now."""
+        """Returns the newest estimate of the source, per unit of the way, as uncertain as it has
+        become by now."""
         if found is not None and found != self._newest:
             self._newest, self._way = found, 0.0
         if self._newest is None:
             return None
         age = AGES * math.sqrt(self._way)
-        return replace(self._newest, sigma=math.hypot(self._newest.deviation, age))
+        log = self._newest.log - self.depth_growth
+        return replace(self._newest, log=log, sigma=math.hypot(self._newest.deviation, age))
 
     def _follow(self, target: Estimate | None) -> None:
         if target is None:
@@ -151,14 +156,12 @@ class MapScale(MapListener):
 
     def forget(self) -> None:
         """Begins a new map; a declared scale is for its first window."""
-        self._metres: float | None = None  # per map unit, once known
+        self._submaps.known_metres = None
+        self.filter.depth_growth = 0.0
         # Metres per map unit of a loaded map, where no source measures: holds for chains that
         # are joined to it.
         self._map_scale: float | None = None
         self._map_sigma: float | None = None  # of the current chain, once it is joined
-        # Logarithm of the depth that the map's keyframes show together over that of the network,
-        # by which the source has measured.
-        self._depth_growth = 0.0
         self._begun = False
         # Added to positions of odometry before they are published, so that the unit's changes
         # leave the beginning of the chain where it is.
@@ -175,7 +178,7 @@ class MapScale(MapListener):
         Without a source the scale is known as soon as new frames are joined to a metric map.
         """
         if metric and self.source.gives_metres:
-            self._metres = 1.0
+            self._submaps.known_metres = 1.0
         elif metric:
             self._map_scale = 1.0
 
@@ -185,7 +188,7 @@ class MapScale(MapListener):
         covariance: [7, 7] of the newest submap's pose, log scale first; None: unknown.
         """
         if self._map_scale is not None and covariance is not None:
-            self._metres = self._map_scale
+            self._submaps.known_metres = self._map_scale
             self._map_sigma = math.hypot(math.sqrt(max(float(covariance[0, 0]), 0.0)), FLOOR)
 
     def restart(self, T_local_camera: Array) -> None:
@@ -196,29 +199,21 @@ class MapScale(MapListener):
         self.scale = Scale()  # of the newest window; metres per unit of odometry
         self.filter.restart(declared=not self._begun)
         if self._map_scale is not None:  # until the new chain is joined to the map
-            self._metres = self._map_sigma = None
+            self._submaps.known_metres = self._map_sigma = None
 
-    def note_depth_growth(self, growth: float) -> None:
+    def note_depth_growth(self, growth: float, *, ends: bool = False) -> None:
         """Takes over how much longer depth is by the map's keyframes together than by the network:
-        a source that has measured the latter counts for less metres per unit of the way.
+        a source that measures the latter counts for less metres per unit of the way, from the
+        next window on.
 
-        growth: logarithm.
+        growth: logarithm. ends: no window follows.
         """
         learns_by_depth = self.source.by_depth and self.source.learns
         if not learns_by_depth or abs(growth) > MAX_DEPTH_GROWTH:
             return
-        factor = math.exp(self._depth_growth - growth)
-        self._depth_growth = growth
-        if self.scale.metric:
-            self.scale = replace(self.scale, value=factor * self.scale.value)
-            if self._metres is not None:
-                self._metres *= factor
-
-    def _of_ways(self, scale: Scale) -> Scale:
-        """Returns metres per unit of the way, by those of the network's depth."""
-        if not scale.metric or self._depth_growth == 0:
-            return scale
-        return replace(scale, value=math.exp(-self._depth_growth) * scale.value)
+        self.filter.depth_growth = growth
+        if ends and self.scale.metric:
+            self._take(self.filter.update())
 
     def set_unplaced(self, scale: Scale) -> None:
         """Takes the scale of a window without poses, which has no pose in the map."""
@@ -227,17 +222,12 @@ class MapScale(MapListener):
     @property
     def known(self) -> bool:
         """Whether the map's scale is known."""
-        return self._metres is not None
+        return self._submaps.known_metres is not None
 
     @property
     def measured(self) -> bool:
         """Whether the map's scale is known by measurements, and not by a loaded map."""
         return self.known and self._map_scale is None and not self._submaps.read_only
-
-    @property
-    def metres(self) -> float:
-        """Metres per map unit; 1 if unknown."""
-        return 1.0 if self._metres is None else self._metres
 
     @property
     def unit(self) -> float:
@@ -249,7 +239,7 @@ class MapScale(MapListener):
         this scale; a window without a pose in the map is published as it is."""
         if not self.has_pose(scale):
             return 1.0
-        return self.unit * (self.metres if scale.metric else 1.0)
+        return self.unit * (self._submaps.metres if scale.metric else 1.0)
 
     def unit_of(self, estimate: WindowEstimate) -> tuple[float, float] | None:
         """Returns units of odometry per network unit, by a window's own measurement, and the
@@ -272,7 +262,7 @@ class MapScale(MapListener):
     def _scales_by_member(self) -> list[ScaleMeasurement | None]:
         """Returns metres per unit of odometry by each source; of one alone, as published."""
         if len(self.source.members) == 1:
-            factor = math.exp(self._depth_growth)  # a window's measurement is of its depth
+            factor = math.exp(self.filter.depth_growth)  # a window measures its own depth
             return [ScaleMeasurement(factor * self.scale.value, self.scale.sigma)]
         found = [member.estimate() for member in self.filter.estimator.members]
         return [
@@ -345,17 +335,21 @@ class MapScale(MapListener):
             self.filter.estimator.interrupt_motion()
         else:
             self._add_measurements(window, estimate, T_local_window, own_motion)
-        before, self.scale = self.scale, self._of_ways(self.filter.update())
-        if self._map_sigma is not None:
-            self.scale = Scale("map", self.unit * self.metres, self._map_sigma)
-        if self.scale.metric:
-            if self._metres is not None and not before.metric:
-                self._set_unit(self.scale.value / self._metres)
-            if self._submaps.read_only and self._metres is not None:  # it stays
-                self.scale = self._scale_in_map(self.unit * self._metres)
-            else:
-                self._metres = self.scale.value / self.unit
+        self._take(self.filter.update())
         return self.scale
+
+    def _take(self, scale: Scale) -> None:
+        """Takes over the scale of the filter."""
+        before, self.scale = self.scale, scale
+        if self._map_sigma is not None:
+            self.scale = Scale("map", self.unit * self._submaps.metres, self._map_sigma)
+        if self.scale.metric:
+            if self._submaps.known_metres is not None and not before.metric:
+                self._set_unit(self.scale.value / self._submaps.known_metres)
+            if self._submaps.read_only and self._submaps.known_metres is not None:  # it stays
+                self.scale = self._scale_in_map(self.unit * self._submaps.known_metres)
+            else:
+                self._submaps.known_metres = self.scale.value / self.unit
 
     def _set_unit(self, unit: float) -> None:
         """Sets map units per unit of odometry; the beginning of the chain stays in the map."""
@@ -385,7 +379,7 @@ class MapScale(MapListener):
 
     def has_pose(self, scale: Scale) -> bool:
         """True if windows with this scale have a known pose in the map."""
-        return self._metres is None or scale.metric
+        return self._submaps.known_metres is None or scale.metric
 
     def _add_measurements(
         self, window: Window, estimate: WindowEstimate, T_local_window: Similarity,

@@ -106,7 +106,7 @@ class SubmapStore:
 
     def restart(self, limits: MapConfig, spill: ArraySpill | None = None) -> None:
         """Begins with an empty scene, in a table that has been cleared."""
-        self.limits, self.metres = limits, 1.0  # metres per map unit
+        self.limits = limits
         self.submaps = SubmapsById(self.table)
         self.live = LiveSubmaps(self.table)
         self.points = SubmapPoints(self.submaps)
@@ -119,9 +119,9 @@ class SubmapStore:
         self._ended = -1  # id of a submap that the next keyframe ends
         self._forget_at = 64  # number of submaps at which empty ones are removed
 
-    def set_limits(self, limits: MapConfig, metres: float) -> None:
+    def set_limits(self, limits: MapConfig) -> None:
         """Sets the limits, and metres per map unit, for frames from now on."""
-        self.limits, self.metres = limits, metres
+        self.limits = limits
 
     def __len__(self) -> int:
         return len(self.points)
@@ -319,7 +319,7 @@ class SubmapStore:
             cloud, images = self.points.cloud_of(s), s.all_images()
             pose = submap_poses[s.id]
             submaps.append(replace(s, cloud=cloud, T_map_submap=pose, images=images, moved=[]))
-        scale = unit * self.metres
+        scale = unit * self.table.metres
         poses, chain = self.table.path.poses(), self.table.chain
         return Snapshot(tuple(submaps), poses, chain, metric, T_ros_map, scale)
 
@@ -343,7 +343,10 @@ class SubmapStore:
             component = self.submaps[newest].component
         submap_poses = self._submap_poses()
         component_of = {s.id: s.component for s in self.all_submaps().values()}
-        submap_poses[SETTLED], component_of[SETTLED] = IDENTITY.scaled(self.metres), REFERENCE
+        submap_poses[SETTLED], component_of[SETTLED] = (
+            IDENTITY.scaled(self.table.metres),
+            REFERENCE,
+        )
         path = self.table.live_path
         return SceneView(component, submaps, self.points, path, submap_poses, component_of)
 
@@ -355,13 +358,14 @@ class SubmapStore:
         """Returns all points in the map, in map units."""
         scene = self.snapshot(np.eye(4)).scene()
         clouds = [
-            replace(c, T_map_submap=c.T_map_submap.scaled(1 / self.metres)) for c in scene.clouds
+            replace(c, T_map_submap=c.T_map_submap.scaled(1 / self.table.metres))
+            for c in scene.clouds
         ]
         return replace(scene, clouds=tuple(clouds)).cloud()
 
     def _submap_poses(self) -> dict[int, Similarity]:
         submaps = self.all_submaps().items()
-        return {id: s.T_map_submap.scaled(self.metres) for id, s in submaps}
+        return {id: s.T_map_submap.scaled(self.table.metres) for id, s in submaps}
 
     def _submap_for(self, frame: LocalFrame) -> Submap:
         submap = self.newest
@@ -390,11 +394,11 @@ class SubmapStore:
         return submap.keyframes >= KEYFRAMES or self.points.point_count(submap) > MAX_VOXELS
 
     def _voxel(self, submap: Submap) -> float:
-        return self.limits.voxel_m / self.metres / submap.T_map_submap.scale
+        return self.limits.voxel_m / self.table.metres / submap.T_map_submap.scale
 
     def _radius(self) -> float:
         """``radius_m`` in map units; 0: none."""
-        return self.limits.radius_m / self.metres
+        return self.limits.radius_m / self.table.metres
 
     def _enforce_limits(self, camera: Array) -> None:
         """Drops points and images beyond the limits, or too far from the camera [3]."""

@@ -284,7 +284,7 @@ class SceneMap(MapListener):
         """Returns the whole scene as it is now; cheap, and not changed by later frames."""
         unit = self.table.unit * self.scale.unit
         saved = self.submaps.snapshot(self.T_ros_map, self.scale.known, unit)
-        known = self.loops.recognition(self.scale.metres)
+        known = self.loops.recognition(self.table.metres)
         floor = self.floor_map.views({s.id for s in saved.submaps})
         if not self.is_level:  # what was seen of the floor has no place on it
             floor = FloorViews()
@@ -304,7 +304,7 @@ class SceneMap(MapListener):
         self.loops.set_enabled(self.config.loop.enabled)
         room = self.loops.limit_memory(self.config.map.memory_mb)
         limits = dataclasses.replace(self.config.map, memory_mb=room)
-        self.submaps.set_limits(limits, self.scale.metres)
+        self.submaps.set_limits(limits)
         if self.scale.known and not before and self.scale.source.learns:
             log.info("metric scale found (%s): %.4g metres per unit", scale.source, scale.value)
             self.submaps.regrid()
@@ -411,7 +411,7 @@ class SceneMap(MapListener):
             return None
         self.correct(found.correction, found.frames)
         if found.depth_growth is not None:
-            self.scale.note_depth_growth(found.depth_growth)
+            self.scale.note_depth_growth(found.depth_growth, ends=ends)
         return found.metre
 
     def levelled(
@@ -512,7 +512,7 @@ class SceneMap(MapListener):
     def _T_ros_map(self) -> Similarity:
         """The map in its published axes, with metres per map unit."""
         T = self.T_ros_map
-        return Similarity(self.scale.metres, T[:3, :3], T[:3, 3])
+        return Similarity(self.table.metres, T[:3, :3], T[:3, 3])
 
     def carve_floor(self) -> None:
         """Goes on to carve the occupancy grid anew, after a window, if the map was corrected."""
@@ -629,7 +629,7 @@ class SceneMap(MapListener):
 
     def _map_state(self) -> MapState:
         """Returns how the scene relates to map and metres."""
-        known, metres = self.scale.known, self.scale.metres
+        known, metres = self.scale.known, self.table.metres
         unit = self.table.unit * self.scale.unit
         return MapState(known, metres, unit * metres, self.T_ros_map)
 
@@ -684,7 +684,7 @@ class SceneMap(MapListener):
         if self.scale.has_pose(scale):
             T = self.table.T_map_local
             T_map_local[:3, :3] = T.R
-            T_map_local[:3, 3] = T.t * (self.scale.metres if scale.metric else 1.0)
+            T_map_local[:3, 3] = T.t * (self.table.metres if scale.metric else 1.0)
             T_map_local[:3, 3] -= T.R @ (self.scale.published_unit(scale) * self.scale.shift)
         return T_map_local
 
@@ -827,8 +827,8 @@ class SceneMap(MapListener):
         if not self.looks_for_loops:
             return
         if hint is not None:
-            T, unit = self.table.T_map_local, self.scale.unit * self.scale.metres
-            T_map_local = Similarity(1.0, T.R, self.scale.metres * T.t).pose(np.eye(4))
+            T, unit = self.table.T_map_local, self.scale.unit * self.table.metres
+            T_map_local = Similarity(1.0, T.R, self.table.metres * T.t).pose(np.eye(4))
             hint = hint.moved(self.T_ros_map @ T_map_local, 1 / unit)
         self.loops.try_close_loop(
             window_id, self.config.loop, views, infer, aligner, self.scale.measured, refine,

@@ -722,7 +722,7 @@ def follow(scene_map: SceneMap, views: Sequence[View]) -> None:
             T_slam_map = following.begin(view)
             if T_slam_map is not None:
                 scene_map.place_map(T_slam_map, is_level=True)  # REP-105: its z is up
-    scale = scene_map.scale.metres if scene_map.scale.known else None
+    scale = scene_map.table.known_metres
     correction = following.correction(
         submaps.submaps, scene_map.table.path.poses, camera, scale,
         scene_map.table.T_map_local, scene_map.T_ros_map,

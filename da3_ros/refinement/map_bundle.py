@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import cv2
 import numpy as np
@@ -70,7 +70,7 @@ LOOSE_DEPTH = 0.003  # the same over depth, at least
 RIG_ROTATION, RIG_DEPTH = 0.002, 0.005  # of views of one frameset: rad; position over depth
 RIG = PoseNoise(RIG_ROTATION, 0.0)  # the same of a rig whose poses are known
 # Keyframes that were adjusted before, so that their distances stay, and their spread over depth.
-LEAST_SETTLED, LEAST_SPREAD = 8, 0.05
+LEAST_SETTLED, LEAST_SPREAD = 4, 0.05
 LEAST_SIGMA = 0.002  # standard deviation of the logarithm of a metre that is found
 RIGHT = 0.8  # share of the observations that are right, of tracks that only judge
 # Factor on their error, and pixels more, from which on an adjustment is refused.
@@ -112,8 +112,8 @@ class AdjustedMap:
     error_px: float  # typical one of tracks that only judge, after
     error_before_px: float
     metre: Metre | None = None  # in local, by the rig; None: not measured
-    # Logarithm of the depth of points over that of features, median of keyframes; NaN: unknown.
-    depth_growth: float = math.nan
+    # Logarithm of the depth of points over that of features, by id, where it is known.
+    depth_growth: Mapping[int, float] = field(default_factory=dict)
 
 
 class MapMatches:
@@ -355,7 +355,7 @@ def adjusted_map(
     if not after < WORSE * before + WORSE_PX:
         return None
     found = solved.metre() if shows_metre else None
-    growth = _depth_growth(views, used, kept, T, done.points, seen)
+    growth = _depth_growth(views, used, kept, T, done.points)
     if not len(held):  # they are where they were, on average
         scale = None
         if use_rig and known_metre.sigma == KNOWN and solved.metre() is not None:
@@ -363,8 +363,8 @@ def adjusted_map(
         elif by_depth:
             old = seen & np.isin([v.id for v in views], list(settled))
             scale = _scale_by_ways(T0[old], T[old], views)
-            if scale is None and math.isfinite(growth):
-                scale = math.exp(-growth)
+            if scale is None and np.isfinite(growth[seen]).any():
+                scale = math.exp(-float(np.nanmedian(growth[seen])))
         back = Similarity.aligning(T0[seen], T[seen], scale)
         T = np.array([back.pose(pose) for pose in T])
         growth += math.log(back.scale)
@@ -376,7 +376,7 @@ def adjusted_map(
         found = replace(found, sigma=max(_length_sigma(solved), least))
     return AdjustedMap(
         {v.id: T[k] for k, v in enumerate(views) if seen[k]}, used.count, after, before, found,
-        growth,
+        {views[k].id: float(growth[k]) for k in np.flatnonzero(seen & np.isfinite(growth))},
     )  # fmt: skip
 
 
@@ -456,16 +456,18 @@ def _scale_by_ways(before: Array, after: Array, views: Sequence[MapView]) -> flo
 
 
 def _depth_growth(
-    views: Sequence[MapView], tracks: MapTracks, kept: Array, T: Array, points: Array,
-    seen: NDArray[np.bool_],
-) -> float:  # fmt: skip
-    """Returns the logarithm of the depth of points over that of the views' features: the median of
-    the medians of views that are ``seen`` [V]; NaN: unknown."""
+    views: Sequence[MapView], tracks: MapTracks, kept: Array, T: Array, points: Array
+) -> Array:
+    """Returns the logarithms [V] of the depth of points over that of the views' features, median;
+    NaN: unknown."""
     x = points[tracks.track] - T[tracks.view, :3, 3]
     z = np.einsum("oi,oi->o", x, T[tracks.view, :3, 2])
     stated = np.concatenate([v.log_depth for v in views])[tracks.feature]
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = np.where(kept & (z > 0), np.log(z) - stated, np.nan)
-    known = (ratio[(tracks.view == k) & np.isfinite(ratio)] for k in np.flatnonzero(seen))
-    medians = [float(np.median(own)) for own in known if len(own)]
-    return float(np.median(medians)) if medians else math.nan
+    out = np.full(len(views), np.nan)
+    for k in range(len(views)):
+        own = ratio[(tracks.view == k) & np.isfinite(ratio)]
+        if len(own):
+            out[k] = np.median(own)
+    return out

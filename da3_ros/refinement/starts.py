@@ -9,8 +9,10 @@ from typing import Protocol
 
 import cv2
 import numpy as np
+from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
+from da3_ros.geometry.poses import nearest_rotation
 from da3_ros.refinement.bundle import NETWORK
 from da3_ros.refinement.track_noise import TrackNoise
 from da3_ros.refinement.tracked_view import Matches, TrackedView, TrackPoints
@@ -22,6 +24,7 @@ EPIPOLAR_TOLERANCE = 1.0  # pixels
 TRIALS = 200
 PLANE_TOLERANCE = 2.0  # pixels; walls are seldom alone
 PLANES = 2  # known views by which a pose before a plane is looked for
+CHANCE = 2.0  # standard deviations of a number of matches
 BEFORE_PLANE = 0.9  # share of a plane's points that must lie before the camera
 FEW = 0.2  # share of matches that are not worth a pose of their own
 NARROWING = (16.0, 8.0, 8.0, 4.0, 4.0, 2.0, 2.0, 1.0)  # tolerances, pixels
@@ -74,8 +77,9 @@ def start_pose(
     Candidates: the pose that the view has (the network's), the one next to it that matches agree
     on, poses by the points of matches (PnP) and by matches alone (essential matrix), also by those
     that disagree with the first: something else may move through the image; and poses before a
-    plane (homography), if they agree with more matches than all others. The best one agrees with
-    many matches, and is not far from the network's. newest: ids of the views right before.
+    plane (homography), if they agree with more matches than all others, and beside the plane with
+    as many as the first two. The best one agrees with many matches, and is not far from the
+    network's. newest: ids of the views right before.
     Returns the masks [P] of the matches that agree.
     """
     matched = [_matched(view, m, points, noise.depth) for m in found]
@@ -100,8 +104,15 @@ def start_pose(
 
     starts = [start(T) for T in candidates]
     others = max(s.agreed for s in starts)
-    # Half of the poses before a plane are wrong, and may be near a wrong one of the network.
-    starts += [s for s in map(start, _by_planes(view, matched)) if s.agreed > others]
+    first = starts[:2]
+    for k, beside, T in _by_planes(view, matched):
+        one = start(T)
+        # Half of them are wrong, and may be near a wrong one of the network. A plane may move, or
+        # be a pattern that repeats: then what is beside it contradicts.
+        there = max(int(s.masks[k][beside].sum()) for s in first)
+        fewest = there - CHANCE * math.sqrt(there)
+        if one.agreed > others and int(one.masks[k][beside].sum()) >= fewest:
+            starts.append(one)
     best = max(starts, key=lambda s: s.score)
     view.T_local_camera = best.T_local_camera
     _set_scale(view, matched, best.masks)
@@ -194,12 +205,16 @@ def _by_matches(view: TrackedView, matched: list[_Matched]) -> Iterator[Array]:
             return
 
 
-def _by_planes(view: TrackedView, matched: list[_Matched]) -> Iterator[Array]:
-    """Yields poses by the known views with the most matches, as if these lay in one plane."""
-    for m in sorted(matched, key=lambda m: (len(m.here), m.known.id))[-PLANES:]:
-        yield from poses_before_plane(
-            m.known, m.there, _depth_in(m.known, m.points), m.here, view.K
-        )
+def _by_planes(view: TrackedView, matched: list[_Matched]) -> Iterator[tuple[int, Array, Array]]:
+    """Yields poses by the known views with the most matches, as if these lay in one plane: the
+    known view's number, the mask [P] of its matches beside the plane, and the pose."""
+    order = sorted(range(len(matched)), key=lambda k: (len(matched[k].here), matched[k].known.id))
+    for k in order[-PLANES:]:
+        m = matched[k]
+        depth = _depth_in(m.known, m.points)
+        poses, inside = poses_before_plane(m.known, m.there, depth, m.here, view.K)
+        for T in poses:
+            yield k, ~inside, T
 
 
 def _agreeing(view: TrackedView, T: Array, matched: list[_Matched]) -> tuple[list[Array], float]:
@@ -327,17 +342,18 @@ def pose_by_epipolar_geometry(
 
 def poses_before_plane(
     known: TrackedView, there: Array, depth: Array, here: Array, K: Array
-) -> list[Array]:
+) -> tuple[list[Array], NDArray[np.bool_]]:
     """Returns the ``T_local_camera`` [4, 4] of a new camera that explain positions [P, 2]
     ``there`` in a known view, with depths [P] (NaN: unknown), and ``here`` in the new one, if most
-    points lie in one plane; none where there is no such plane.
+    points lie in one plane; and which do [P]. None where there is no such plane.
 
     Before a plane, two motions have nearly the same epipolar lines: a step sideways looks like a
     turn, and an essential matrix takes either. A homography has both, and most often the plane
     would be behind a camera in one of them. The plane's known depths give the length.
     """
+    nothing = np.zeros(len(here), bool)
     if len(here) < 2 * FEWEST:
-        return []
+        return [], nothing
     rays, known_rays = _rays(here, K), _rays(there, known.K)
     focal = (K[0, 0] + known.K[0, 0]) / 2
     try:
@@ -345,10 +361,10 @@ def poses_before_plane(
             known_rays[:, :2], rays[:, :2], cv2.RANSAC, PLANE_TOLERANCE / focal, maxIters=TRIALS
         )
         if H is None:
-            return []
+            return [], nothing
         _, *solutions = cv2.decomposeHomographyMat(H, np.eye(3))
     except cv2.error:
-        return []
+        return [], nothing
     inside = mask.ravel() > 0
     poses = []
     for R, t, normal in zip(*solutions, strict=True):
@@ -356,10 +372,13 @@ def poses_before_plane(
         away = (toward * depth)[inside & np.isfinite(depth)]
         if len(away) < FEWEST or (toward[inside] > 0).mean() < BEFORE_PLANE:
             continue
+        if not np.abs(R @ R.T - np.eye(3)).max() < 1e-3:  # of a homography that is almost none
+            continue
+        R = nearest_rotation(R)
         T = np.eye(4)
         T[:3, :3], T[:3, 3] = R.T, -R.T @ t[:, 0] * float(np.median(away))
         poses.append(np.asarray(known.T_local_camera @ T))
-    return poses
+    return poses, inside
 
 
 def depth_along(first: Array, second: Array, centre: Array) -> tuple[Array, Array]:

@@ -103,7 +103,7 @@ def wall_points(store):
 
 def store_of(**limits):
     store = SubmapStore(MapConfig(voxel_m=0.05, keep_images=False, **limits))
-    store.set_limits(store.limits, 1.0)
+    store.set_limits(store.limits)
     return store
 
 

@@ -159,7 +159,7 @@ def test_a_cap_below_one_frame_holds_too():
 @pytest.mark.slow
 def test_nothing_is_held_beyond_the_radius_in_metres():
     held = store(radius_m=12.0)
-    held.metres = 2.0  # six units of the scene
+    held.table.known_metres = 2.0  # six units of the scene
     for i in range(300):
         T = pose(0.05 * i)
         held.add_frame(frame(i, T, depth=2.5 + 2.5 * (i % 2), seed=i))
@@ -216,7 +216,7 @@ def test_voxels_of_a_known_scale_keep_colours_and_counts():
     for i in range(KEYFRAMES + 2):
         held.add_frame(frame(i, pose(0.01 * i), seed=i))
     points, seen = len(held), held.cloud().count.sum()
-    held.metres = 0.1  # so that a voxel is half a unit
+    held.table.known_metres = 0.1  # so that a voxel is half a unit
     held.regrid()
     assert len(held) < points / 5
     assert held.cloud().count.sum() == pytest.approx(seen, rel=1e-6)

@@ -17,6 +17,7 @@ from support.pipelines import to_frame
 from da3_ros.config import DenseConfig, DepthConfig, config_from_parameters
 from da3_ros.derived import measuring
 from da3_ros.derived.measuring import Measurable, Measured
+from da3_ros.inference.factory import open_networks
 from da3_ros.keyframe_store.disk_limit import DiskLimit
 from da3_ros.keyframe_store.store import StoredScene
 from da3_ros.mapping import free_space, submap_points
@@ -28,7 +29,7 @@ from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.pipeline.scene_map import SceneMap
 from da3_ros.refinement.refiner import WindowRefiner
 from da3_ros.synthetic import SyntheticCamera
-from da3_ros.synthetic.evaluation import cloud_errors, fit_poses
+from da3_ros.synthetic.evaluation import cloud_errors, fit_poses, resize_nearest
 from da3_ros.synthetic.rig import rig_mount
 from da3_ros.synthetic.rooms import make_room
 from da3_ros.synthetic.truth import Noise, TruthSession
@@ -105,6 +106,40 @@ def test_most_of_the_map_is_measured_and_nearer_to_the_room():
     assert measured.points > 0.5 * network.points  # surfaces of several keyframes are one
     assert measured.median_m < network.median_m / 1.5
     assert without()[0].scene_map.dense.so_far.keyframes == 0
+
+
+@pytest.mark.long
+def test_measured_depth_has_the_size_of_the_way_where_depth_gives_metres(monkeypatch):
+    """The map's keyframes are adjusted together again after depth was measured by their
+    distances."""
+    found, note = {}, DepthMapping._note
+
+    def noted(self, one):
+        found[one.keyframe.id] = one
+        note(self, one)
+
+    monkeypatch.setattr(DepthMapping, "_note", noted)
+    values = TINY | {"process_res": 168, "window.size": 6, "scale.source": "fixed"}
+    camera = SyntheticCamera(77, (336, 252), walk="loop", frames=50, rate_hz=5)
+    config = config_from_parameters(values)
+    pipeline = Pipeline(config, *open_networks(config))
+    for f in camera:
+        pipeline.push(to_frame(camera, f))
+    pipeline.flush()
+    assert pipeline.counters["map_adjustments"] > 3
+    table, true = pipeline.map.table, {f.stamp_ns: f for f in camera}
+    depth, here = [], []
+    for one in (one for one in found.values() if one.dense is not None):
+        k = one.keyframe
+        S = table.submaps[k.submap].T_map_submap
+        exact = resize_nearest(true[k.stamp_ns].depth, one.dense.depth.shape)
+        depth.append(np.median((S.scale * one.dense.depth / exact)[one.dense.measured]))
+        T = S.pose(table.path.pose_of(k.stamp_ns, k.camera, k.submap))
+        here.append((T[:3, 3], true[k.stamp_ns].T_room_camera[:3, 3]))
+    ours, theirs = np.array(here).transpose(1, 0, 2)
+    way = np.linalg.norm(ours - ours.mean(0)) / np.linalg.norm(theirs - theirs.mean(0))
+    assert len(depth) > 12
+    assert np.median(depth) / way == pytest.approx(1, abs=0.006)
 
 
 def test_no_keyframe_waits_at_the_end():

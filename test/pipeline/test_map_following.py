@@ -246,7 +246,7 @@ def test_stored_keyframes_and_saved_scenes_have_the_new_poses(walk, tmp_path):
     save_scene(pipeline.snapshot(), tmp_path / "scene")
     saved = load_scene(tmp_path / "scene")
     poses = {s.id: s.T_map_submap for s in pipeline.map.submaps.values()}
-    unit = pipeline.scale.metres
+    unit = pipeline.map.table.metres
     for submap in saved.submaps:
         np.testing.assert_allclose(submap.T_map_submap.t, unit * poses[submap.id].t)
     with StoredScene.open(tmp_path / "keyframes") as stored:

@@ -213,7 +213,7 @@ class Run:
 
     def _now(self, result):
         """Where the map has shared views and the newest frame, by their stamps."""
-        table, unit = self.pipeline.map.table, self.pipeline.scale.metres
+        table, unit = self.pipeline.map.table, self.pipeline.map.table.metres
         now = {}
         for id, row in table.shared.items():
             T = table.T_map_local.pose(table.view(id).T_local_camera)

@@ -220,7 +220,7 @@ def test_a_refused_window_is_not_kept_despite_its_prior(walk):
     ratios = [np.nanmedian(r.depth_m / truth[r.stamp_ns].depth) for r in results[14:]]
     np.testing.assert_allclose(ratios, 1, atol=0.02)
     T = frames[0].T_room_camera
-    points = pipeline.scale.metres * pipeline.map.cloud().xyz @ T[:3, :3].T + T[:3, 3]
+    points = pipeline.map.table.metres * pipeline.map.cloud().xyz @ T[:3, :3].T + T[:3, 3]
     assert np.mean(distance_to_surface(camera.room, points) > 0.1) < 0.02
 
 

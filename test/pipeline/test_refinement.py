@@ -296,10 +296,10 @@ def test_metres_and_odometry_go_on_when_a_focal_length_is_found(monkeypatch):
 
     def noted(self, *, depth, motion):
         if motion != 1.0:
-            found.append((depth, motion, self.metres))
+            found.append((depth, motion, self._submaps.metres))
         real(self, depth=depth, motion=motion)
         if motion != 1.0:
-            assert self.metres == found[-1][2]
+            assert self._submaps.metres == found[-1][2]
 
     monkeypatch.setattr(MapScale, "change_unit", noted)
     values = {"process_res": max(SIZE), "window.size": 5, "map.enabled": False,

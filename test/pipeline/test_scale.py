@@ -124,14 +124,13 @@ def test_the_map_is_one_scene_in_metres_whatever_was_known_when(walk):
     pipeline, _ = run(walk, config, priors)
     T = frames[0].T_room_camera
     scene = pipeline.scene()
-    points = pipeline.map.cloud().xyz * pipeline.scale.metres @ T[:3, :3].T + T[:3, 3]
+    points = pipeline.map.cloud().xyz * pipeline.map.table.metres @ T[:3, :3].T + T[:3, 3]
     distance = np.asarray(distance_to_surface(camera.room, points))
     assert np.percentile(distance, 95) < 0.1
     first = invert_pose(T)
     for pose, frame in zip(scene.poses, frames, strict=True):
         true = (first @ frame.T_room_camera)[:3, 3]
         np.testing.assert_allclose(pose.T_map_camera[:3, 3], true, atol=0.1)
-    assert pipeline.map.metres == pipeline.scale.metres
 
 
 @pytest.mark.long
@@ -176,12 +175,12 @@ def test_after_a_time_jump_known_units_join_the_scene(walk):
         return out
 
     push(range(40))
-    poses, before = len(pipeline.map.table.path), pipeline.scale.metres
+    poses, before = len(pipeline.map.table.path), pipeline.map.table.metres
     again = push(range(40))
     assert not again[0].scale.metric
     assert again[-1].scale.metric
     assert np.abs(scale_errors(walk, again)).max() < 0.02
-    assert pipeline.scale.metres == pytest.approx(before, rel=0.02)
+    assert pipeline.map.table.metres == pytest.approx(before, rel=0.02)
     unknown = sum(not r.scale.metric for r in again)
     assert len(pipeline.map.table.path) == poses + len(again) - unknown
 

@@ -251,7 +251,7 @@ def test_a_radius_holds_for_points_on_the_disk(camera, tmp_path):
 def test_a_found_scale_regrids_points_on_the_disk(camera, tmp_path):
     pipeline = run(camera, tmp_path, **FEW)
     before, nbytes = len(pipeline.map), pipeline.map.nbytes
-    pipeline.map.set_limits(dataclasses.replace(pipeline.map.limits, voxel_m=0.1), 1.0)
+    pipeline.map.set_limits(dataclasses.replace(pipeline.map.limits, voxel_m=0.1))
     pipeline.map.regrid()
     assert len(pipeline.map) < 0.6 * before
     assert pipeline.map.points._spilled  # what was on the disk is there again

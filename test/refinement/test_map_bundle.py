@@ -103,6 +103,37 @@ def test_depths_or_distances_stay_on_average(factor):
     assert size(poses_of(done, 24)) == pytest.approx(size(start), rel=0.05)
 
 
+@pytest.mark.parametrize("count", [3, 8])
+def test_distances_of_settled_keyframes_stay_and_growth_says_how_long_depths_are(count):
+    """Their depth was measured by these distances. A few of them show nothing."""
+    true = there_and_back()
+    start = drifted(true)
+    start[:, :3, 3] *= 1.2
+    views, matches = map_views(true, start), MapMatches()
+    matches.extend(views)
+
+    def size(poses):
+        return np.linalg.norm(poses[:count, :3, 3] - poses[:count, :3, 3].mean(0))
+
+    done = adjusted_map(views, matches, NONE, by_depth=True, settled=range(count))
+    found = poses_of(done, 24)
+    wanted, growth = (start, np.log(size(start) / size(true))) if count > 3 else (true, 0.0)
+    assert size(found) == pytest.approx(size(wanted), rel=0.02)
+    assert np.median(list(done.depth_growth.values())) == pytest.approx(growth, abs=0.02)
+    assert done.depth_growth.keys() == done.poses.keys()
+
+
+def test_settled_keyframes_in_one_place_say_nothing_of_distances():
+    true = there_and_back()
+    start = drifted(true)
+    start[:, :3, 3] *= 1.2
+    start[:8, :3, 3] = start[0, :3, 3]
+    views, matches = map_views(true, start), MapMatches()
+    matches.extend(views)
+    done = adjusted_map(views, matches, NONE, by_depth=True, settled=range(8))
+    assert np.median(list(done.depth_growth.values())) == pytest.approx(0.0, abs=1e-9)
+
+
 BASELINE = 0.25
 
 

@@ -114,7 +114,7 @@ def test_poses_and_depth_of_a_toy_source_are_metric(rig, add, refined):
     pipeline, pairs = run_rig(rig, session, **{"refinement.enabled": refined})
     assert_metric(pairs, 20)
     assert any(r.window.refined for r, _ in pairs) == refined
-    assert abs(np.log(pipeline.scale.metres)) > 0.1  # the scene's own unit is another one
+    assert abs(np.log(pipeline.map.table.metres)) > 0.1  # the scene's own unit is another one
 
 
 def test_the_parameter_lists_the_toy(add):

@@ -37,7 +37,7 @@ def full_store(step=0.3):
     """Two chains, a closed submap, an open one, two cameras, images, metres known. step: from
     one keyframe to the next."""
     held = store(keep_images=True)
-    held.metres = 0.5
+    held.table.known_metres = 0.5
     for i in range(KEYFRAMES + 3):
         held.add_frame(frame(i, pose(step * i), seed=i, camera="front" if i % 2 else ""))
     held.start_chain()

@@ -95,7 +95,7 @@ def run(walk, config, said, pipeline=None, begin=0):
 def errors(pipeline, frames, T_slam_room=T_SLAM_ROOM):
     """Distances of the map's points to the room's surfaces, the map being the other SLAM's."""
     T = invert_pose(T_slam_room) @ pipeline.scene_map.T_ros_map
-    points = pipeline.scale.metres * pipeline.map.cloud().xyz
+    points = pipeline.map.table.metres * pipeline.map.cloud().xyz
     return distance_to_surface(ROOM, points @ T[:3, :3].T + T[:3, 3])
 
 
