@@ -32,7 +32,6 @@ from da3_ros.types import (
 )
 
 MOST_FRAMES = 1024  # newest frames of a chain whose poses in the map are followed
-MAX_DEPTH_GROWTH = 0.3  # logarithm; more is a fault of one of both
 MAX_SIGMA = 0.15  # relative standard deviation above which the scale is still unknown
 
 
@@ -46,9 +45,6 @@ class ScaleFilter:
 
     def __init__(self, config: ScaleConfig) -> None:
         self.config, self.source = config, scale_source(config.source)
-        # Logarithm of the depth that the map's keyframes show together over the network's, by
-        # which the source measures.
-        self.depth_growth = 0.0
         self.restart(declared=True)
 
     def restart(self, *, declared: bool) -> None:
@@ -112,15 +108,13 @@ class ScaleFilter:
         return Scale() if self._value is None else Scale(name, self._value, self._sigma)
 
     def _aged(self, found: Estimate | None) -> Estimate | None:
-        """Returns the newest estimate of the source, per unit of the way, as uncertain as it has
-        become by now."""
+        """Returns the newest estimate of the source, as uncertain as it has become by now."""
         if found is not None and found != self._newest:
             self._newest, self._way = found, 0.0
         if self._newest is None:
             return None
         age = AGES * math.sqrt(self._way)
-        log = self._newest.log - self.depth_growth
-        return replace(self._newest, log=log, sigma=math.hypot(self._newest.deviation, age))
+        return replace(self._newest, sigma=math.hypot(self._newest.deviation, age))
 
     def _follow(self, target: Estimate | None) -> None:
         if target is None:
@@ -157,7 +151,6 @@ class MapScale(MapListener):
     def forget(self) -> None:
         """Begins a new map; a declared scale is for its first window."""
         self._submaps.known_metres = None
-        self.filter.depth_growth = 0.0
         # Metres per map unit of a loaded map, where no source measures: holds for chains that
         # are joined to it.
         self._map_scale: float | None = None
@@ -200,20 +193,6 @@ class MapScale(MapListener):
         self.filter.restart(declared=not self._begun)
         if self._map_scale is not None:  # until the new chain is joined to the map
             self._submaps.known_metres = self._map_sigma = None
-
-    def note_depth_growth(self, growth: float, *, ends: bool = False) -> None:
-        """Takes over how much longer depth is by the map's keyframes together than by the network:
-        a source that measures the latter counts for less metres per unit of the way, from the
-        next window on.
-
-        growth: logarithm. ends: no window follows.
-        """
-        learns_by_depth = self.source.by_depth and self.source.learns
-        if not learns_by_depth or abs(growth) > MAX_DEPTH_GROWTH:
-            return
-        self.filter.depth_growth = growth
-        if ends and self.scale.metric:
-            self._take(self.filter.update())
 
     def set_unplaced(self, scale: Scale) -> None:
         """Takes the scale of a window without poses, which has no pose in the map."""
@@ -262,8 +241,7 @@ class MapScale(MapListener):
     def _scales_by_member(self) -> list[ScaleMeasurement | None]:
         """Returns metres per unit of odometry by each source; of one alone, as published."""
         if len(self.source.members) == 1:
-            factor = math.exp(self.filter.depth_growth)  # a window measures its own depth
-            return [ScaleMeasurement(factor * self.scale.value, self.scale.sigma)]
+            return [ScaleMeasurement(self.scale.value, self.scale.sigma)]
         found = [member.estimate() for member in self.filter.estimator.members]
         return [
             None if e is None else ScaleMeasurement(math.exp(e.log), e.deviation) for e in found
@@ -335,12 +313,7 @@ class MapScale(MapListener):
             self.filter.estimator.interrupt_motion()
         else:
             self._add_measurements(window, estimate, T_local_window, own_motion)
-        self._take(self.filter.update())
-        return self.scale
-
-    def _take(self, scale: Scale) -> None:
-        """Takes over the scale of the filter."""
-        before, self.scale = self.scale, scale
+        before, self.scale = self.scale, self.filter.update()
         if self._map_sigma is not None:
             self.scale = Scale("map", self.unit * self._submaps.metres, self._map_sigma)
         if self.scale.metric:
@@ -350,6 +323,7 @@ class MapScale(MapListener):
                 self.scale = self._scale_in_map(self.unit * self._submaps.known_metres)
             else:
                 self._submaps.known_metres = self.scale.value / self.unit
+        return self.scale
 
     def _set_unit(self, unit: float) -> None:
         """Sets map units per unit of odometry; the beginning of the chain stays in the map."""

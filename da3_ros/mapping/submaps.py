@@ -343,10 +343,8 @@ class SubmapStore:
             component = self.submaps[newest].component
         submap_poses = self._submap_poses()
         component_of = {s.id: s.component for s in self.all_submaps().values()}
-        submap_poses[SETTLED], component_of[SETTLED] = (
-            IDENTITY.scaled(self.table.metres),
-            REFERENCE,
-        )
+        submap_poses[SETTLED] = IDENTITY.scaled(self.table.metres)
+        component_of[SETTLED] = REFERENCE
         path = self.table.live_path
         return SceneView(component, submaps, self.points, path, submap_poses, component_of)
 
@@ -357,10 +355,8 @@ class SubmapStore:
     def cloud(self) -> PointCloud:
         """Returns all points in the map, in map units."""
         scene = self.snapshot(np.eye(4)).scene()
-        clouds = [
-            replace(c, T_map_submap=c.T_map_submap.scaled(1 / self.table.metres))
-            for c in scene.clouds
-        ]
+        unit = 1 / self.table.metres
+        clouds = [replace(c, T_map_submap=c.T_map_submap.scaled(unit)) for c in scene.clouds]
         return replace(scene, clouds=tuple(clouds)).cloud()
 
     def _submap_poses(self) -> dict[int, Similarity]:

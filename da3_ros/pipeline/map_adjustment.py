@@ -76,8 +76,6 @@ class Adjustment:
     correction: Correction  # moves submaps as their keyframes move on average
     frames: list[PoseInSubmap]  # after that, poses of frames in their submaps
     metre: Metre | None = None  # in the frame of odometry, by the rig; None: not measured
-    # Logarithm of the depth of points over the network's, of all keyframes; None: not measured.
-    depth_growth: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,9 +96,9 @@ class _AdjustmentJob:
     # Whether depths stay as they are on average, or distances. These stay too once depth was
     # measured by them: between keyframes that are settled.
     by_depth: bool
-    settled: frozenset[int]  # ids of keyframes
     metre: Metre = UNKNOWN_METRE  # by the rig, as windows know it
     chain: int = 0  # of the newest view
+    settled: frozenset[int] = frozenset()  # ids of keyframes
     # By camera, keyframes that show whether its calibration is right.
     checked: dict[str, list[MapView]] = field(default_factory=dict)
 
@@ -139,8 +137,7 @@ class MapAdjustment(MapListener):
         self._newest: dict[str, _MapKeyframe] = {}  # view of each camera
         self._all = False  # whether the next adjustment is of all keyframes
         self._matches = MapMatches()
-        # Of those that were adjusted, by id: logarithm of the depth of points over the network's.
-        self._growth: dict[int, float] = {}
+        self._settled: frozenset[int] = frozenset()  # ids of keyframes that were adjusted
         self._new = 0  # keyframes since the last adjustment
         self._fresh = False  # whether there was a frame since then
         self._chain = 0  # of the newest view
@@ -297,7 +294,7 @@ class MapAdjustment(MapListener):
             {id: s.T_map_submap for id, s in table.submaps.items()}, sorted(movable),
             table.T_map_local, table.corrections, held,
             _loop_priors(views, submaps, loops, at), rigid=False, by_depth=True,
-            settled=frozenset(self._growth),
+            settled=self._settled & every.keys(),
             checked={camera: own[-MOST_CHECKED:] for camera, own in by_camera.items()},
         )  # fmt: skip
 
@@ -385,18 +382,9 @@ class MapAdjustment(MapListener):
         if found is not None and job.chain != chain:  # odometry has another unit now
             found = replace(found, metre=None)
         if found is not None:
-            found = replace(found, depth_growth=self._note_growth(done))
+            self._settled = job.settled | done.poses.keys()
         self._counters["map_adjustments" if found else "map_adjustments_refused"] += 1
         return found
-
-    def _note_growth(self, done: AdjustedMap) -> float | None:
-        """Returns how much longer depth is now than by the network, of all keyframes; None: it is
-        not known."""
-        ids = {k.id for k in self._keyframes}
-        self._growth |= {id: done.depth_growth.get(id, math.nan) for id in done.poses}
-        self._growth = {id: growth for id, growth in self._growth.items() if id in ids}
-        known = [growth for growth in self._growth.values() if math.isfinite(growth)]
-        return float(np.median(known)) if known else None
 
 
 def _are_one_frameset(a: _MapKeyframe, b: _MapKeyframe) -> bool:

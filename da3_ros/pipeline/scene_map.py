@@ -410,8 +410,6 @@ class SceneMap(MapListener):
         if found is None:
             return None
         self.correct(found.correction, found.frames)
-        if found.depth_growth is not None:
-            self.scale.note_depth_growth(found.depth_growth, ends=ends)
         return found.metre
 
     def levelled(

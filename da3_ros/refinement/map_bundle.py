@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import cv2
 import numpy as np
@@ -112,8 +112,6 @@ class AdjustedMap:
     error_px: float  # typical one of tracks that only judge, after
     error_before_px: float
     metre: Metre | None = None  # in local, by the rig; None: not measured
-    # Logarithm of the depth of points over that of features, by id, where it is known.
-    depth_growth: Mapping[int, float] = field(default_factory=dict)
 
 
 class MapMatches:
@@ -355,7 +353,6 @@ def adjusted_map(
     if not after < WORSE * before + WORSE_PX:
         return None
     found = solved.metre() if shows_metre else None
-    growth = _depth_growth(views, used, kept, T, done.points)
     if not len(held):  # they are where they were, on average
         scale = None
         if use_rig and known_metre.sigma == KNOWN and solved.metre() is not None:
@@ -363,11 +360,12 @@ def adjusted_map(
         elif by_depth:
             old = seen & np.isin([v.id for v in views], list(settled))
             scale = _scale_by_ways(T0[old], T[old], views)
-            if scale is None and np.isfinite(growth[seen]).any():
-                scale = math.exp(-float(np.nanmedian(growth[seen])))
+            if scale is None:
+                growth = _depth_growth(views, used, kept, T, done.points)[seen]
+                known = growth[np.isfinite(growth)]
+                scale = float(np.exp(-np.median(known))) if len(known) else None
         back = Similarity.aligning(T0[seen], T[seen], scale)
         T = np.array([back.pose(pose) for pose in T])
-        growth += math.log(back.scale)
         if found is not None:
             found = replace(found, log=found.log + math.log(back.scale))
     if found is not None:
@@ -375,9 +373,8 @@ def adjusted_map(
         least = metre.sigma if len(held) and math.isfinite(metre.sigma) else LEAST_SIGMA
         found = replace(found, sigma=max(_length_sigma(solved), least))
     return AdjustedMap(
-        {v.id: T[k] for k, v in enumerate(views) if seen[k]}, used.count, after, before, found,
-        {views[k].id: float(growth[k]) for k in np.flatnonzero(seen & np.isfinite(growth))},
-    )  # fmt: skip
+        {v.id: T[k] for k, v in enumerate(views) if seen[k]}, used.count, after, before, found
+    )
 
 
 def _length_sigma(solved: Adjusted) -> float:

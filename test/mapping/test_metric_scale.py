@@ -189,38 +189,6 @@ def test_the_factor_of_what_a_source_measures_counts(source, value):
     assert longer * scale.unit == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("source", ["metric_model", "odometry", "fixed"])
-def test_metres_by_depth_are_those_of_the_depth_that_the_map_shows(source):
-    """What the map's keyframes show together is longer than the network's depth."""
-    table = MapTable()
-    scale = MapScale(ScaleConfig(source=source, max_step=0.02), table)
-    window = Window(0, (View(0, 0, "", np.zeros((2, 2, 3), np.uint8)),), 1)
-    measure, ones = ScaleMeasurement(4.0, 0.02), np.ones((1, 2, 2), np.float32)
-    estimate = WindowEstimate(ones, ones, np.eye(4)[None], np.eye(3)[None], measures=(measure,))
-
-    def metres(count):
-        found = [scale.update(window, estimate, IDENTITY).value for _ in range(count)]
-        assert table.metres * scale.unit == pytest.approx(found[-1])
-        return np.array(found)
-
-    known = 1.0 if source == "fixed" else 4.0
-    by_depth = source == "metric_model"
-    scale.note_depth_growth(0.2)  # before it is known
-    assert metres(4)[-1] == pytest.approx(known * np.exp(-0.2 * by_depth))
-    scale.note_depth_growth(0.1)
-    values = metres(8)
-    assert values[-1] == pytest.approx(known * np.exp(-0.1 * by_depth))
-    assert np.abs(np.diff(np.log(values))).max() < 0.0201
-    scale.note_depth_growth(0.11, ends=True)  # no window follows
-    assert table.metres == pytest.approx(known * np.exp(-0.11 * by_depth))
-    if by_depth:  # a window measures its own depth
-        assert scale.unit_of(estimate)[0] == pytest.approx(1.0)
-    scale.note_depth_growth(1.0)  # a fault
-    assert metres(4)[-1] == pytest.approx(known * np.exp(-0.11 * by_depth))
-    table.clear()  # it is that of the map
-    assert metres(4)[-1] == pytest.approx(known)
-
-
 @pytest.mark.parametrize("measured", [False, True])
 def test_poses_of_the_odometry_itself_are_no_witness_of_its_metres(measured, monkeypatch):
     """Unless the network's motion confirms them. To a source that needs no odometry they are."""

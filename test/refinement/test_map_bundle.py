@@ -104,7 +104,7 @@ def test_depths_or_distances_stay_on_average(factor):
 
 
 @pytest.mark.parametrize("count", [3, 8])
-def test_distances_of_settled_keyframes_stay_and_growth_says_how_long_depths_are(count):
+def test_distances_of_settled_keyframes_stay(count):
     """Their depth was measured by these distances. A few of them show nothing."""
     true = there_and_back()
     start = drifted(true)
@@ -117,10 +117,7 @@ def test_distances_of_settled_keyframes_stay_and_growth_says_how_long_depths_are
 
     done = adjusted_map(views, matches, NONE, by_depth=True, settled=range(count))
     found = poses_of(done, 24)
-    wanted, growth = (start, np.log(size(start) / size(true))) if count > 3 else (true, 0.0)
-    assert size(found) == pytest.approx(size(wanted), rel=0.02)
-    assert np.median(list(done.depth_growth.values())) == pytest.approx(growth, abs=0.02)
-    assert done.depth_growth.keys() == done.poses.keys()
+    assert size(found) == pytest.approx(size(start if count > 3 else true), rel=0.02)
 
 
 def test_settled_keyframes_in_one_place_say_nothing_of_distances():
@@ -130,8 +127,10 @@ def test_settled_keyframes_in_one_place_say_nothing_of_distances():
     start[:8, :3, 3] = start[0, :3, 3]
     views, matches = map_views(true, start), MapMatches()
     matches.extend(views)
+    by_depth = adjusted_map(views, matches, NONE, by_depth=True)
     done = adjusted_map(views, matches, NONE, by_depth=True, settled=range(8))
-    assert np.median(list(done.depth_growth.values())) == pytest.approx(0.0, abs=1e-9)
+    for id, T in by_depth.poses.items():
+        np.testing.assert_array_equal(done.poses[id], T)
 
 
 BASELINE = 0.25

@@ -144,13 +144,18 @@ def test_before_a_wall_a_step_sideways_is_no_turn(seed):
 def poses_of_wall(new, found):
     known = found[0].known
     depth = np.exp(known.log_depth)
-    return starts.poses_before_plane(known, known.features.pixel, depth, new.features.pixel, K)
+    return starts.poses_before_plane(known, known.features.pixel, depth, new.features.pixel, K)[0]
 
 
 @pytest.mark.parametrize("turned", [0.0, 30.0])
 def test_a_plane_shows_the_motion_before_it(turned):
     """One of the poses is right, in the unit of the known depths."""
     new, found = wall(0, turned=turned)
+    known, depth = found[0].known, np.exp(found[0].known.log_depth)
+    there, here = known.features.pixel, new.features.pixel.copy()
+    here[:20] += (60, 20)  # beside it
+    _, inside = starts.poses_before_plane(known, there, depth, here, K)
+    assert inside[20:].mean() > 0.9 > 0.1 > inside[:20].mean()
     nearest = min(poses_of_wall(new, found), key=lambda T: np.linalg.norm(T - TRUE))
     turn = Rotation.from_matrix(TRUE[:3, :3].T @ nearest[:3, :3]).magnitude()
     assert np.degrees(turn) < 0.5
@@ -172,10 +177,29 @@ def test_few_or_scattered_points_are_no_plane():
     there, depth = known.features.pixel, np.exp(known.log_depth)
     for count in (0, 3, 15):
         few = slice(count)
-        assert starts.poses_before_plane(known, there[few], depth[few], here[few], K) == []
-    assert starts.poses_before_plane(known, there, np.full(COUNT, np.nan), here, K) == []
+        poses, inside = starts.poses_before_plane(known, there[few], depth[few], here[few], K)
+        assert poses == []
+        assert len(inside) == count
+    assert starts.poses_before_plane(known, there, np.full(COUNT, np.nan), here, K)[0] == []
     same = np.zeros_like(here)
-    assert starts.poses_before_plane(known, same, depth, same, K) == []
+    assert starts.poses_before_plane(known, same, depth, same, K)[0] == []
+
+
+@pytest.mark.parametrize("has_rest", [True, False])
+def test_a_plane_that_moves_does_not_outvote_what_stands_beside_it(monkeypatch, has_rest):
+    """A little more than half of the points move on their own, by little."""
+    moved = np.array([0.06, 0.02, 0.0])
+    new, found = scene(moving=66, move=moved)
+    before = pose(0.2, 2.0)
+    before[:3, 3] -= moved
+    rest = (np.arange(COUNT) >= 66) & has_rest
+    monkeypatch.setattr(starts, "_by_planes", lambda *_: iter([(0, rest, before)]))
+    for other in ("_by_points", "_by_matches"):
+        monkeypatch.setattr(starts, other, lambda *_: iter([]))
+    monkeypatch.setattr(starts, "pose_nearby", lambda *_: TRUE)
+    good = started(new, found, pose(0.19, 2.2))[0]
+    assert (good[66:].mean() > 0.95) == has_rest
+    assert (good[:66].mean() > 0.95) != has_rest
 
 
 def test_a_pose_before_a_plane_counts_if_it_agrees_with_more_than_all_others(monkeypatch):
@@ -188,7 +212,9 @@ def test_a_pose_before_a_plane_counts_if_it_agrees_with_more_than_all_others(mon
         T[:3, :3] = T[:3, :3] @ Rotation.from_euler("x", degrees, degrees=True).as_matrix()
         return T
 
-    monkeypatch.setattr(starts, "_by_planes", lambda *_: iter([tilted(0.08)]))
+    monkeypatch.setattr(
+        starts, "_by_planes", lambda *_: iter([(0, np.zeros(COUNT, bool), tilted(0.08))])
+    )
     monkeypatch.setattr(starts, "pose_nearby", lambda *_: TRUE)
     _, turn, _ = started(*scene(), tilted(0.35), noise)
     assert turn < 0.04
