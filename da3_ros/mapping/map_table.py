@@ -404,7 +404,7 @@ class SubmapsById(Mapping[int, Submap]):
         self._table = table
         self._ids: dict[int, None] = {}
 
-    def add(self, submap: Submap) -> None:
+    def insert(self, submap: Submap) -> None:
         """Adds a submap, also to the table."""
         self._table.add_submap(submap)
         self._ids[submap.id] = None
@@ -429,9 +429,10 @@ class SubmapsById(Mapping[int, Submap]):
         return len(self._ids)
 
     def values(self) -> ValuesView[Submap]:
-        """All submaps as they are now; much faster than one by one."""
-        ids = tuple(self._ids)
-        return dict(zip(ids, map(self._table.submaps.__getitem__, ids), strict=True)).values()
+        """All submaps as they are now, while another thread may remove some; much faster than one
+        by one."""
+        rows = self._table.submaps
+        return {id: rows[id] for id in tuple(self._ids) if id in rows}.values()
 
 
 def _depth_ratio(before: Array, now: Array) -> float:

@@ -297,7 +297,7 @@ class SubmapStore:
         self.revision = next(_REVISIONS)
         for submap in saved.submaps:
             one = replace(submap, cloud=join([]), images={}, moved=[])
-            self.submaps.add(one)
+            self.submaps.insert(one)
             self.components_of_scene.note(one)
             self.points.restore(one, submap.cloud, submap.images)
             self._next = max(self._next, one.id + 1)
@@ -378,7 +378,7 @@ class SubmapStore:
                 self.live.begin(submap)
                 self.components_of_scene.forget(self.table.first_live, min(self.live.submaps))
                 return submap
-            self.submaps.add(submap)
+            self.submaps.insert(submap)
             self.points.begin(submap, self._voxel(submap))
         return submap
 
@@ -513,7 +513,7 @@ class LiveSubmaps:
 
     def begin(self, submap: Submap) -> None:
         """Adds the submap of the next frames; the oldest one leaves."""
-        self.submaps.add(submap)
+        self.submaps.insert(submap)
         self.newest = submap
         while len(self.submaps) > MAX_SUBMAPS:
             oldest = self.submaps[min(self.submaps)]

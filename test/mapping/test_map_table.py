@@ -228,7 +228,7 @@ def test_all_ask_the_table_whether_the_map_is_read_only():
     table = table_of([IDENTITY, IDENTITY])
     store, loops = SubmapStore(MapConfig(), table=table), LoopClosure(table)
     scale = MapScale(ScaleConfig(), table)
-    scale._metres = 1.0  # as a source has measured it
+    table.known_metres = 1.0  # as a source has measured it
     up = Up(np.array([0.0, 0.0, 1.0]), 0.01, 0)
 
     def answers():
@@ -242,7 +242,7 @@ def test_all_ask_the_table_whether_the_map_is_read_only():
 
     for id in (0, 1):
         add_keyframe(loops, overlap_view(id, id, pose(id)), np.ones(4))
-    store.submaps.add(table.submaps[0])
+    store.submaps.insert(table.submaps[0])
     assert answers() == (False, False, 0, True, False)
     table.set_read_only(2)
     assert answers() == (True, True, 2, False, True)
