@@ -95,6 +95,7 @@ def room_row(walk: str, seed: int, refine: bool, options: argparse.Namespace) ->
     pipeline, results = tracked(values, as_walk(walk, camera, frames).frames)
     true = {f.stamp_ns: f for f in frames}
     poses = {p.stamp_ns: p.T_map_camera for p in pipeline.poses()}
+    results = [r for r in results if r.stamp_ns in poses]  # others are where nobody knows
     pairs = [
         FramePair(r.depth_m, poses[r.stamp_ns], true[r.stamp_ns].depth,
                   true[r.stamp_ns].T_room_camera)
@@ -107,7 +108,7 @@ def room_row(walk: str, seed: int, refine: bool, options: argparse.Namespace) ->
         "walk": walk, "room": seed, "refined": refine, "path_m": found.path_m,
         "ate_m": found.ate_m, "abs_rel": found.depth.abs_rel, "cloud_m": found.cloud.median_m,
         "cloud_by_depth_m": found.cloud_by_depth.median_m, "rotation_deg": rotation,
-        "windows_refined": pipeline.counters["windows_refined"],
+        "windows_refined": pipeline.counters["windows_refined"], "posed": len(results),
     }  # fmt: skip
 
 
