@@ -124,8 +124,8 @@ def test_measured_depth_has_the_size_of_the_way_where_depth_gives_metres(monkeyp
     config = config_from_parameters(values)
     pipeline = Pipeline(config, *open_networks(config))
     for f in camera:
-        pipeline.push(to_frame(camera, f))
-    pipeline.flush()
+        list(pipeline.push(to_frame(camera, f)))
+    list(pipeline.flush())
     assert pipeline.counters["map_adjustments"] > 3
     table, true = pipeline.map.table, {f.stamp_ns: f for f in camera}
     depth, here = [], []
