@@ -223,6 +223,7 @@ class MapAdjustment(MapListener):
             self._newest[camera] = next(own, None) or self._newest[camera].seen_by(lens)
         self._corrected[camera] += 1
         self._check.pop(camera, None)
+        self._settled = frozenset()  # their distances had the error of the lens
         self._all = True
 
     def end_window(

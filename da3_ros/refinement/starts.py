@@ -25,6 +25,7 @@ TRIALS = 200
 PLANE_TOLERANCE = 2.0  # pixels; walls are seldom alone
 PLANES = 2  # known views by which a pose before a plane is looked for
 CHANCE = 2.0  # standard deviations of a number of matches
+LEAST_PLANE = 0.4  # share of a view's matches that lie in a plane
 BEFORE_PLANE = 0.9  # share of a plane's points that must lie before the camera
 FEW = 0.2  # share of matches that are not worth a pose of their own
 NARROWING = (16.0, 8.0, 8.0, 4.0, 4.0, 2.0, 2.0, 1.0)  # tolerances, pixels
@@ -344,7 +345,7 @@ def poses_before_plane(
     known: TrackedView, there: Array, depth: Array, here: Array, K: Array
 ) -> tuple[list[Array], NDArray[np.bool_]]:
     """Returns the ``T_local_camera`` [4, 4] of a new camera that explain positions [P, 2]
-    ``there`` in a known view, with depths [P] (NaN: unknown), and ``here`` in the new one, if most
+    ``there`` in a known view, with depths [P] (NaN: unknown), and ``here`` in the new one, if many
     points lie in one plane; and which do [P]. None where there is no such plane.
 
     Before a plane, two motions have nearly the same epipolar lines: a step sideways looks like a
@@ -366,6 +367,8 @@ def poses_before_plane(
     except cv2.error:
         return [], nothing
     inside = mask.ravel() > 0
+    if inside.mean() < LEAST_PLANE:
+        return [], nothing
     poses = []
     for R, t, normal in zip(*solutions, strict=True):
         toward = known_rays @ normal[:, 0]

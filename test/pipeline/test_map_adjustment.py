@@ -603,6 +603,27 @@ def test_all_keyframes_count_after_a_loop(small_walk, monkeypatch):
     assert counts[-1] > 6
 
 
+def test_keyframes_of_another_lens_are_not_settled(small_walk, monkeypatch):
+    """Their distances have its error, where depth gives metres."""
+    settled = []
+    work = map_adjustment.adjusted_map
+
+    def noted(*args, **options):
+        settled.append(options["settled"])
+        return work(*args, **options)
+
+    monkeypatch.setattr(map_adjustment, "adjusted_map", noted)
+    pipeline = opened(small_walk)
+    run(small_walk, pipeline, small_walk[1][:14])
+    assert settled[-1]
+    adjustment = pipeline.scene_map.adjustment
+    lens = SimpleNamespace(undistorted=lambda K, pixel: pixel, K=lambda K: K)
+    adjustment.correct(next(iter(adjustment._newest)), lens)
+    count = len(settled)
+    run(small_walk, pipeline, small_walk[1][14:15])
+    assert settled[count] == frozenset()
+
+
 def test_a_time_jump_begins_with_new_features(small_walk):
     """Frames of a recording that starts again have the stamps of earlier ones."""
     pipeline = opened(small_walk)

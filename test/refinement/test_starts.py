@@ -147,6 +147,31 @@ def poses_of_wall(new, found):
     return starts.poses_before_plane(known, known.features.pixel, depth, new.features.pixel, K)[0]
 
 
+@pytest.mark.parametrize("few", [0, 2])
+def test_a_plane_is_looked_for_in_the_views_with_the_most_matches(few):
+    """Of other known views there are few matches, of which none agrees with the true pose."""
+    true = pose(0.11, -6.0)
+    new, found = wall(0, true, slope=0.4)
+    new.T_local_camera = pose(0.0, -10.2)
+    for id in range(2, 2 + few):
+        other, pairs = dataclasses.replace(found[0].known, id=-id), found[0].pairs[:14].copy()
+        pairs[:, 1] = pairs[::-1, 1]
+        found = [Matches(other, pairs), *found]
+    good = starts.start_pose(new, found, [0], TrackPoints(), TrackNoise())
+    assert good[-1].mean() > 0.95
+
+
+@pytest.mark.parametrize("beside", [60, 90])
+def test_a_plane_holds_many_points(beside):
+    """Else each scene had one, and its poses are tried for nothing."""
+    new, found = wall(0)
+    known, depth = found[0].known, np.exp(found[0].known.log_depth)
+    here = new.features.pixel.copy()
+    here[:beside] = np.random.default_rng(0).uniform((0, 0), (640, 480), (beside, 2))
+    poses, _ = starts.poses_before_plane(known, known.features.pixel, depth, here, K)
+    assert bool(poses) == (beside == 60)
+
+
 @pytest.mark.parametrize("turned", [0.0, 30.0])
 def test_a_plane_shows_the_motion_before_it(turned):
     """One of the poses is right, in the unit of the known depths."""
@@ -160,6 +185,10 @@ def test_a_plane_shows_the_motion_before_it(turned):
     turn = Rotation.from_matrix(TRUE[:3, :3].T @ nearest[:3, :3]).magnitude()
     assert np.degrees(turn) < 0.5
     np.testing.assert_allclose(nearest[:3, 3], TRUE[:3, 3], atol=0.04)
+    at = pose(2.0, 40.0)  # of the known view
+    found[0].known.T_local_camera = at
+    elsewhere = min(poses_of_wall(new, found), key=lambda T: np.linalg.norm(T - at @ TRUE))
+    np.testing.assert_allclose(elsewhere, at @ nearest, atol=1e-9)
 
 
 def test_a_turn_on_the_spot_before_a_plane_has_no_step():
