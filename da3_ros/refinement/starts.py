@@ -107,12 +107,14 @@ def start_pose(
     others = max(s.agreed for s in starts)
     first = starts[:2]
     for k, beside, T in _by_planes(view, matched):
-        one = start(T)
-        # Half of them are wrong, and may be near a wrong one of the network. A plane may move, or
-        # be a pattern that repeats: then what is beside it contradicts.
+        # A plane may move, or be a pattern that repeats: then what is beside it contradicts.
         there = max(int(s.masks[k][beside].sum()) for s in first)
-        fewest = there - CHANCE * math.sqrt(there)
-        if one.agreed > others and int(one.masks[k][beside].sum()) >= fewest:
+        agreeing = _distance(matched[k], T, view.K)[beside] < AGREEMENT_PX
+        if int(agreeing.sum()) < there - CHANCE * math.sqrt(there):
+            continue
+        # Half of the others are wrong, and may be near a wrong one of the network.
+        one = start(T)
+        if one.agreed > others:
             starts.append(one)
     best = max(starts, key=lambda s: s.score)
     view.T_local_camera = best.T_local_camera

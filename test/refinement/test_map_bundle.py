@@ -103,7 +103,7 @@ def test_depths_or_distances_stay_on_average(factor):
     assert size(poses_of(done, 24)) == pytest.approx(size(start), rel=0.05)
 
 
-@pytest.mark.parametrize("count", [3, 8])
+@pytest.mark.parametrize("count", [3, 4])
 def test_distances_of_settled_keyframes_stay(count):
     """Their depth was measured by these distances. A few of them show nothing."""
     true = there_and_back()
@@ -124,7 +124,7 @@ def test_settled_keyframes_in_one_place_say_nothing_of_distances():
     true = there_and_back()
     start = drifted(true)
     start[:, :3, 3] *= 1.2
-    start[:8, :3, 3] = start[0, :3, 3]
+    start[:8, :3, 3] = start[0, :3, 3] + 0.01 * (start[:8, :3, 3] - start[0, :3, 3])
     views, matches = map_views(true, start), MapMatches()
     matches.extend(views)
     by_depth = adjusted_map(views, matches, NONE, by_depth=True)
