@@ -191,6 +191,27 @@ def test_a_plane_shows_the_motion_before_it(turned):
     np.testing.assert_allclose(elsewhere, at @ nearest, atol=1e-9)
 
 
+def test_no_plane_is_behind_a_camera():
+    """That excludes half of the four motions that a homography allows."""
+    poses = poses_of_wall(*wall(0, turned=30.0))
+    assert 1 <= len(poses) <= 2
+    for T in poses:
+        np.testing.assert_allclose(T[:3, :3] @ T[:3, :3].T, np.eye(3), atol=1e-9)
+
+
+def test_wrong_depths_do_not_change_the_length_of_a_step_before_a_plane():
+    """Beside the plane, and of a few of its points."""
+    new, found = wall(0)
+    known, depth = found[0].known, np.exp(found[0].known.log_depth)
+    here, wrong = new.features.pixel.copy(), 54
+    here[:wrong] = np.random.default_rng(0).uniform(0, 480, (wrong, 2))
+    depth[:wrong] *= 20
+    depth[wrong : wrong + 5] *= 50
+    poses, _ = starts.poses_before_plane(known, known.features.pixel, depth, here, K)
+    nearest = min(poses, key=lambda T: np.linalg.norm(T - TRUE))
+    np.testing.assert_allclose(nearest[:3, 3], TRUE[:3, 3], atol=0.04)
+
+
 def test_a_turn_on_the_spot_before_a_plane_has_no_step():
     new, found = wall(0, pose(0.0, 5.0))
     for T in poses_of_wall(new, found):
