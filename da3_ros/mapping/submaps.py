@@ -90,7 +90,7 @@ class Snapshot:
 class SubmapStore:
     """Submaps and trajectory of a scene, within ``limits``.
 
-    Lengths are in map units; ``metres`` is metres per map unit, 1 if unknown. The oldest
+    Lengths are in map units; the table knows metres per unit. The oldest
     points leave memory first; points are dropped before they are farther than ``radius_m`` from
     the camera. While the table is read-only, submaps of new frames have no points, and are in
     ``live``.
@@ -120,7 +120,7 @@ class SubmapStore:
         self._forget_at = 64  # number of submaps at which empty ones are removed
 
     def set_limits(self, limits: MapConfig) -> None:
-        """Sets the limits, and metres per map unit, for frames from now on."""
+        """Sets the limits for frames from now on."""
         self.limits = limits
 
     def __len__(self) -> int:
@@ -281,7 +281,7 @@ class SubmapStore:
         self.merge_components(tied)
 
     def regrid(self) -> None:
-        """Averages all points in voxels of the edge length by ``limits`` and ``metres``; not
+        """Averages all points in voxels of the edge length by ``limits`` and the map's metres; not
         of a read-only map."""
         if self.table.read_only:
             return
@@ -335,12 +335,12 @@ class SubmapStore:
         The path is that of a localized camera, instead of the map's.
         """
         submaps, component = tuple(self.submaps.values()), self.components_of_scene.current
-        newest = max((s.id for s in submaps), default=-1)
+        newest = max(submaps, key=lambda s: s.id, default=None)
         searched = self._is_searched or self.table.read_only
         if searched and any(s.component == REFERENCE for s in submaps):
             component = REFERENCE
-        elif newest >= 0:
-            component = self.submaps[newest].component
+        elif newest is not None:
+            component = newest.component
         submap_poses = self._submap_poses()
         component_of = {s.id: s.component for s in self.all_submaps().values()}
         submap_poses[SETTLED] = IDENTITY.scaled(self.table.metres)

@@ -205,6 +205,7 @@ class MapAdjustment(MapListener):
         self._since[camera] = first
         self._found.pop(camera, None)
         self._check.pop(camera, None)
+        self._settled = frozenset()
         del self._corrected[camera]
 
     def _is_by_present(self, k: _MapKeyframe) -> bool:

@@ -191,6 +191,18 @@ def test_a_plane_shows_the_motion_before_it(turned):
     np.testing.assert_allclose(elsewhere, at @ nearest, atol=1e-9)
 
 
+def test_what_lies_beside_the_plane_is_told_of_the_view_that_shows_it():
+    new, found = wall(0)
+    new.features.pixel[:20] += (60, 20)
+    few = Matches(dataclasses.replace(found[0].known, id=-2), found[0].pairs[:10])
+    matched = [starts._matched(new, m, TrackPoints(), 0.1) for m in (few, *found)]
+    told = list(starts._by_planes(new, matched))
+    assert told
+    for k, beside, _T in told:
+        assert k == 1
+        assert beside[:20].mean() > 0.9 > 0.1 > beside[20:].mean()
+
+
 def test_no_plane_is_behind_a_camera():
     """That excludes half of the four motions that a homography allows."""
     poses = poses_of_wall(*wall(0, turned=30.0))
