@@ -205,7 +205,7 @@ class MapAdjustment(MapListener):
         self._since[camera] = first
         self._found.pop(camera, None)
         self._check.pop(camera, None)
-        self._settled = frozenset()
+        self._settled = frozenset()  # their distances may have the error of the one before
         del self._corrected[camera]
 
     def _is_by_present(self, k: _MapKeyframe) -> bool:
@@ -383,7 +383,8 @@ class MapAdjustment(MapListener):
         found = adjustment_of(job, done, frames)
         if found is not None and job.chain != chain:  # odometry has another unit now
             found = replace(found, metre=None)
-        if found is not None:
+        # Not if another lens was taken over in the meantime.
+        if found is not None and job.settled <= self._settled:
             self._settled = job.settled | done.poses.keys()
         self._counters["map_adjustments" if found else "map_adjustments_refused"] += 1
         return found

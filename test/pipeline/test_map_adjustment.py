@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import threading
 from collections import Counter
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 import numpy as np
@@ -604,7 +605,8 @@ def test_all_keyframes_count_after_a_loop(small_walk, monkeypatch):
 
 
 def test_keyframes_of_another_lens_are_not_settled(small_walk, monkeypatch):
-    """Their distances have its error, where depth gives metres."""
+    """Their distances have its error, where depth gives metres: also those that were being
+    adjusted when it was corrected."""
     settled = []
     work = map_adjustment.adjusted_map
 
@@ -618,7 +620,13 @@ def test_keyframes_of_another_lens_are_not_settled(small_walk, monkeypatch):
     assert settled[-1]
     adjustment = pipeline.scene_map.adjustment
     lens = SimpleNamespace(undistorted=lambda K, pixel: pixel, K=lambda K: K)
+    job = adjustment._job((), map_adjustment.NEWEST, ())
+    assert job.settled
+    running = Future()
+    running.set_result(adjustment._run(job))
+    adjustment._running = job, running
     adjustment.correct(next(iter(adjustment._newest)), lens)
+    assert adjustment._collect(0, wait=True) is not None
     count = len(settled)
     run(small_walk, pipeline, small_walk[1][14:15])
     assert settled[count] == frozenset()
