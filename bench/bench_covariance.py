@@ -8,7 +8,8 @@ truth: exact windows with known noise, some of it common to all views of a windo
 are the 95 % bounds of chi-squared. da3-tiny: its predictions for rendered rooms. All numbers are
 of ``~/odom``, relative to the first frame. --refine: with refinement, whose covariances are
 meant to be too large rather than too small: its noise is not known as well as that. --laps: the
-camera goes there and back; "last lap" is the NEES of its last way.
+camera goes there and back; "last lap" is the NEES of its last way. --plain: rooms with hardly any
+texture.
 """
 
 from __future__ import annotations
@@ -54,9 +55,12 @@ def settings(**values: Any):
     return config_from_parameters(base | values)
 
 
-def frames_of(walk: str, seed: int, size: tuple[int, int], count: int):
-    """Returns a camera and its rendered frames; ``size``: (width, height)."""
-    camera = SyntheticCamera(seed=seed, size=size, walk=walk, frames=count)
+def frames_of(
+    walk: str, seed: int, size: tuple[int, int], count: int, *, plain: bool = False
+) -> tuple[SyntheticCamera, list[SyntheticFrame]]:
+    """Returns a camera and its rendered frames; ``size``: (width, height). plain: of a room with
+    hardly any texture."""
+    camera = SyntheticCamera(seed=seed, size=size, walk=walk, frames=count, plain=plain)
     return camera, list(camera)
 
 
@@ -128,7 +132,7 @@ def tiny_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for walk in options.walks:
         found, sizes = [], []
         for seed in range(100, 100 + options.runs):
-            camera, frames = frames_of(walk, seed, (224, 168), options.frames)
+            camera, frames = frames_of(walk, seed, (224, 168), options.frames, plain=options.plain)
             frames = there_and_back(frames, options.laps)
             session, _ = open_networks(config)
             pipeline = Pipeline(config, session)
@@ -155,6 +159,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--frames", type=int, default=40, help="per run")
     parser.add_argument("--walks", nargs="+", default=list(WALKS), choices=WALKS)
     parser.add_argument("--refine", action="store_true", help="refine windows by feature tracks")
+    parser.add_argument("--plain", action="store_true", help="rooms without texture (da3-tiny)")
     parser.add_argument("--laps", type=int, default=1, help="times that the way is gone")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)

@@ -283,7 +283,7 @@ def test_da3_tiny_is_not_overconfident(refine):
     """Rooms that it was not trained on; it makes the same errors again in every window."""
     walks = ("loop", "strafe") if refine else ("loop", "handheld")
     for row in bench.tiny_rows(
-        SimpleNamespace(walks=walks, runs=1, frames=16, laps=1, refine=refine)
+        SimpleNamespace(walks=walks, runs=1, frames=16, laps=1, refine=refine, plain=False)
     ):
         assert row["nees"] < 1, row
 
