@@ -141,6 +141,9 @@ REFINED_CORRELATION = 4.0
 # that da3-tiny's covariances are not too small.
 REFINED_ERROR = MotionError(rotation=0.005, distance=0.005, least=0.0005)
 REFINED_SHARE = 0.1
+# Factor on the network's error in windows for which refinement finds too few tracks: such images
+# show little, and the bound is that of images with texture (bench/bench_covariance.py --plain).
+WITHOUT_TRACKS = 2.0
 # Error by a focal length that the network guesses, often 10 to 20 % off.
 GUESSED_FOCAL = MotionError(rotation=0.2, distance=0.3)
 
@@ -156,6 +159,8 @@ class WindowObservation:
     gains: Array  # [S, 7, 7] of the overlap views (Alignment.gains)
     residuals: Array  # [S, 7] of the overlap views (Alignment.residuals)
     update_weights: Array  # [S, 7] share by which each overlap view moves towards this observation
+    # Whether tracks refine it afterwards, unless they are too few; then views get other errors.
+    refined_later: bool = False
 
     @property
     def centres(self) -> Array:
@@ -400,14 +405,16 @@ class SystematicError:
     def add(self, window: WindowObservation, index: int, shared: Sequence[int]) -> None:
         """Adds the view at ``index`` of a window, by its motion from the known ones of
         ``shared``."""
-        depth = window.depth
+        depth, error = window.depth, self.error
+        if window.refined_later:
+            error = MotionError().plus(error, WITHOUT_TRACKS)
         links = [
             self._linked(
                 self._errors[window.ids[i]],
                 window.poses[i],
                 window.poses[index],
                 depth,
-                self.error,
+                error,
             )
             for i in shared
             if window.ids[i] in self._errors

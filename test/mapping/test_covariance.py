@@ -14,6 +14,7 @@ from da3_ros.mapping.covariance import (
     EXACT,
     KINDS,
     UNMEASURED,
+    WITHOUT_TRACKS,
     JointCovariance,
     PoseUncertainty,
     RefinedObservation,
@@ -220,6 +221,17 @@ def test_systematic_errors_take_the_surest_way():
     error.add(far, 2, [0, 1])  # from 0 it is one link, from 1 two
     np.testing.assert_allclose(error.of(1), np.hypot([0.2, 0.2], 0.01))
     np.testing.assert_allclose(error.of(2), np.hypot([0.22, 0.22], 0.01))
+
+
+def test_views_without_tracks_have_a_larger_error_where_tracks_are_looked_for():
+    found = []
+    for later in (False, True):
+        error = SystematicError(UNMEASURED)
+        error.begin(0)
+        window = observed([0, 1], np.array([[0, 0, 0], [1.0, 0, 0]]), 1)
+        error.add(dataclasses.replace(window, refined_later=later), 1, [0])
+        found.append(error.of(1))
+    np.testing.assert_allclose(found[1], WITHOUT_TRACKS * found[0])
 
 
 def test_a_standing_camera_does_not_become_less_sure():
