@@ -301,6 +301,7 @@ ENTRIES: dict[str, Entry] = {
             "refinement-nees-truth.json",
             "refinement-nees-laps.json",
             "refinement-nees-da3-tiny.json",
+            "refinement-nees-plain.json",
         ),
         figures.nees,
     ),

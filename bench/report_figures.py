@@ -287,11 +287,12 @@ def drift_worst(results: Sequence[Result]) -> str:
 def _nees_rows(result: Result) -> list[Row]:
     """Returns rows of noise, walk and NEES; of laps that of the last one."""
     laps = "--laps" in result.command
+    tiny = "da3-tiny, rooms without texture" if "--plain" in result.command else "da3-tiny"
     rows = []
     for row in result.rows:
         if "worst room" in row:
-            rows += [{**row, "noise": "da3-tiny"}]
-            rows += [{**row, "noise": "da3-tiny, worst room", "nees": row["worst room"]}]
+            rows += [{**row, "noise": tiny}]
+            rows += [{**row, "noise": f"{tiny}, worst room", "nees": row["worst room"]}]
         elif laps:
             end = f"{row['noise']}, the last way"
             rows += [{**row, "noise": end, "nees": row["last lap"]}]
