@@ -234,6 +234,22 @@ def test_views_without_tracks_have_a_larger_error_where_tracks_are_looked_for():
     np.testing.assert_allclose(found[1], WITHOUT_TRACKS * found[0])
 
 
+def test_poses_without_tracks_are_less_certain_if_tracks_are_looked_for(walk):
+    camera, frames = walk
+    bare = [dataclasses.replace(f, image=np.full_like(f.image, 128)) for f in frames[:8]]
+    stated = []
+    for looked_for in (False, True):
+        values = {"refinement.enabled": looked_for, "hold_when_blind": False}
+        config = bench.settings(process_res=112, **values)
+        session = TruthSession(bare, seed=0, noise=bench.NOISES["of each view"])
+        session.motion_error = UNMEASURED
+        pipeline = Pipeline(config, session)
+        results = bench.run(pipeline, camera, bare)
+        assert not pipeline.counters["windows_refined"]
+        stated.append(np.sqrt(np.trace(results[-1].covariance_odom[:3, :3])))
+    assert 1.5 < stated[1] / stated[0] <= WITHOUT_TRACKS
+
+
 def test_a_standing_camera_does_not_become_less_sure():
     error = SystematicError(UNMEASURED)
     error.begin(0)
