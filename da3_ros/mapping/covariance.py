@@ -141,8 +141,9 @@ REFINED_CORRELATION = 4.0
 # that da3-tiny's covariances are not too small.
 REFINED_ERROR = MotionError(rotation=0.005, distance=0.005, least=0.0005)
 REFINED_SHARE = 0.1
-# Factor on the network's error in windows for which refinement finds too few tracks: such images
-# show little, and the bound is that of images with texture (bench/bench_covariance.py --plain).
+# Factor on the network's error in windows that refinement leaves as they are. It finds too few
+# tracks there: such images show little, and the bound is that of images with texture
+# (bench/bench_covariance.py --plain).
 WITHOUT_TRACKS = 2.0
 # Error by a focal length that the network guesses, often 10 to 20 % off.
 GUESSED_FOCAL = MotionError(rotation=0.2, distance=0.3)
@@ -159,7 +160,8 @@ class WindowObservation:
     gains: Array  # [S, 7, 7] of the overlap views (Alignment.gains)
     residuals: Array  # [S, 7] of the overlap views (Alignment.residuals)
     update_weights: Array  # [S, 7] share by which each overlap view moves towards this observation
-    # Whether tracks refine it afterwards, unless they are too few; then views get other errors.
+    # Whether refinement follows. Views that it refines get other errors; the others are those of
+    # which too few tracks are found, or for which there is no time.
     refined_later: bool = False
 
     @property

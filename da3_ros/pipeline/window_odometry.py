@@ -364,7 +364,7 @@ class WindowOdometry:
             gains=placed.gains if placed.gains is not None else np.zeros((0, 7, 7)),
             residuals=placed.residuals if placed.residuals is not None else np.zeros((0, 7)),
             update_weights=update_weights(shared, estimate),
-            refined_later=self.config.refinement.enabled,
+            refined_later=self.config.refinement.enabled and not self.prior.leads_poses(window),
         )
         if shared:
             self.uncertainty.add_window(observation)
