@@ -351,6 +351,7 @@ class WindowOdometry:
         if (placed.gains is None and shared) or self.prior.replaces_poses:
             self.uncertainty.note_unmeasured()
             return
+        refined_later = self.config.refinement.enabled and not self.prior.leads_poses(window)
         T_local_window = placed.T_local_window
         depths = [np.median(a.depth) for a in shared if len(a.depth)]
         known = estimate.depth[np.isfinite(estimate.depth)]
@@ -364,7 +365,7 @@ class WindowOdometry:
             gains=placed.gains if placed.gains is not None else np.zeros((0, 7, 7)),
             residuals=placed.residuals if placed.residuals is not None else np.zeros((0, 7)),
             update_weights=update_weights(shared, estimate),
-            refined_later=self.config.refinement.enabled and not self.prior.leads_poses(window),
+            refined_later=refined_later,
         )
         if shared:
             self.uncertainty.add_window(observation)
