@@ -62,13 +62,15 @@ def choose_neighbours(
 ) -> list[int]:
     """Returns indices of the neighbours of view ``index``, the best first.
 
-    T: [V, 4, 4] poses in one frame. K: [V, 3, 3]. depths: medians. shapes: (height, width).
+    T: [V, 4, 4] poses in one frame. K: [V, 3, 3]. depths: medians; 0: of a view without depth,
+    which is nobody's neighbour. shapes: (height, width); those of neighbours are equal.
     """
     T_view_other = np.linalg.inv(T[index]) @ T
     baseline = np.linalg.norm(T_view_other[:, :3, 3], axis=1) / depths[index]
     cosine = (np.trace(T_view_other[:, :3, :3], axis1=1, axis2=2) - 1) / 2
     angle = np.degrees(np.arccos(np.clip(cosine, -1, 1)))
     near = (BASELINE[0] < baseline) & (baseline < BASELINE[1]) & (angle < ROTATION_DEG)
+    near &= [d > 0 and shape == shapes[index] for d, shape in zip(depths, shapes, strict=True)]
     near[index] = False
     height, width = shapes[index]
     v, u = np.mgrid[0:height:8j, 0:width:8j]
@@ -79,7 +81,7 @@ def choose_neighbours(
         back = np.linalg.inv(T_view_other[j])
         seen = K[j] @ (back[:3, :3] @ points + back[:3, 3:])
         x, y = seen[:2] / np.maximum(seen[2], 1e-9)
-        inside = (seen[2] > 0) & (x >= 0) & (y >= 0) & (x < shapes[j][1]) & (y < shapes[j][0])
+        inside = (seen[2] > 0) & (x >= 0) & (y >= 0) & (x < width) & (y < height)
         if inside.mean() >= OVERLAP:
             scored.append((abs(np.log(baseline[j] / BEST_BASELINE)), j))
     return [j for _, j in sorted(scored)[:MOST]]

@@ -68,6 +68,7 @@ class MeasuringLoad:
         """Returns the memory, on the host, of the keyframes that are kept."""
         width, height = self._compared(size)
         kept = 11 * size[0] * size[1]  # image, depth and confidence
+        kept += 9 * size[0] * size[1]  # what is measured
         kept += (5 + 2 * MOST + 7 * ((width, height) != size)) * width * height
         return self.maps * self.cameras * KEPT * kept  # up to twice as much behind a slow job
 
@@ -157,7 +158,7 @@ class _Kept:
     searches: int = 0
     searched_at: int = -1  # ``later`` at the newest search
     search: Searched | None = None
-    is_measured: bool = False  # at least one pixel, the last time
+    measured: Measured | None = None  # the last time, until it stays; None: no pixel
     stays: bool = False
     is_dropped: bool = False  # no time for it
 
@@ -182,6 +183,8 @@ class DepthMeasurement:
             arrays += [k.image, k.depth, k.confidence, k.returns]
             arrays += [] if c is k else [c.image, c.depth]
             arrays += [] if s is None else [s.search.depth, s.search.decided, s.search.disparity]
+            dense = None if e.measured is None else e.measured.dense
+            arrays += [] if dense is None else [dense.depth, dense.sigma, dense.measured]
         return sum(a.nbytes for a in arrays if a is not None)
 
     @property
@@ -278,7 +281,7 @@ class DepthMeasurement:
         }  # fmt: skip
         last_ids = [e.keyframe.id for e in last]
         found = {id: e.search for id, e in self._entries.items() if e.search and id in known}
-        measured = frozenset(id for id, e in self._entries.items() if e.is_measured)
+        measured = frozenset(id for id, e in self._entries.items() if e.measured is not None)
         return MeasureJob(
             {id: e.keyframe for id, e in self._entries.items()}, placed, found, due, last_ids,
             measured, metres, settled,
@@ -300,13 +303,13 @@ class DepthMeasurement:
             self._searches[entries[id].keyframe.camera] += 1
         for id in set(result.left_out) & entries.keys():
             entries[id].searched_at = -1
-        for id in result.failed.keys() & entries.keys():
+        for id in (result.failed.keys() - result.searches.keys()) & entries.keys():
             entries[id].searches += 1
         for one in result.measured:
             if one.keyframe.id in entries:
                 entry = entries[one.keyframe.id]
                 entry.stays |= one.stays
-                entry.is_measured = one.dense is not None
+                entry.measured = None if one.dense is None or entry.stays else one
         for id, entry in list(entries.items()):
             is_old = entry.later >= KEPT or entry.keyframe.chain != self._chain
             if entry.stays and (is_old or self._is_passed(entry)):
@@ -315,16 +318,18 @@ class DepthMeasurement:
     def forget_late(self) -> tuple[list[Measured], int]:
         """Forgets the oldest keyframes, for which a job takes too long: memory must stay bounded.
 
-        Returns that nothing is measured in them, and how many are never searched therefore.
+        Returns that their depth stays as it is, and how many are never searched therefore.
         """
         entries = list(self._entries.values())
         most = MOST_KEPT * len({e.keyframe.camera for e in entries})
         late = [e for e in entries[: max(0, len(entries) - most)] if not e.stays]
         for entry in entries[: max(0, len(entries) - most)]:
             del self._entries[entry.keyframe.id]
+        skipped = sum(e.search is None and not e.is_dropped for e in late)
         return [
-            Measured(e.keyframe, None, True, is_withdrawn=e.is_measured) for e in late
-        ], sum(e.search is None and not e.is_dropped for e in late)  # fmt: skip
+            Measured(e.keyframe, None, stays=True) if e.measured is None
+            else replace(e.measured, stays=True, is_withdrawn=False) for e in late
+        ], skipped  # fmt: skip
 
     def __contains__(self, id: int) -> bool:
         """Whether a keyframe is kept, by its id."""
@@ -365,7 +370,7 @@ class DepthMeasurement:
             return ()
         ids = [
             id for id, e in self._entries.items()
-            if id in poses and e.median and _is_comparable(e.compared, one)
+            if id in poses and _is_comparable(e.compared, one)
         ]  # fmt: skip
         T = np.array([poses[id][0] for id in ids])
         K = np.array([self._entries[id].compared.K for id in ids])
@@ -393,7 +398,7 @@ class DepthMeasurement:
 def _is_comparable(a: Measurable, b: Measurable) -> bool:
     """Whether poses relate the images of two keyframes: not if another calibration of a camera
     came between them."""
-    if a.chain != b.chain or a.depth.shape != b.depth.shape or not a.by_images:
+    if a.chain != b.chain or not a.by_images:
         return False
     return a.camera != b.camera or np.allclose(a.K, b.K, rtol=SAME_K)
 

@@ -130,7 +130,6 @@ class _Component:
         if not self._median[k] or min(self._shapes[k]) < LEAST_SIDE:
             return
         near = choose_neighbours(self._T, self._K, self._median, self._shapes, k)
-        near = [j for j in near if self._median[j] and self._shapes[j] == self._shapes[k]]
         if len(near) < 2:
             return
         view, depth = self._view(k)

@@ -9,7 +9,13 @@ import pytest
 from support import painted_walls
 from support.cases import long_after
 
-from da3_ros.derived.dense_depth import agreement, choose_neighbours, dense_depth, differences
+from da3_ros.derived.dense_depth import (
+    MOST,
+    agreement,
+    choose_neighbours,
+    dense_depth,
+    differences,
+)
 from da3_ros.derived.plane_sweep import SweepView, sweep
 from da3_ros.synthetic import SyntheticCamera
 
@@ -306,6 +312,24 @@ def test_a_camera_that_only_turns_or_stands_has_no_neighbours():
         T[k, :3, :3] = T[k, :3, :3] @ cv2.Rodrigues(np.array([0.0, angle, 0.0]))[0]
     K, shapes = np.array([v.K for v in views[:4]]), [SIZE[::-1]] * 4
     assert [choose_neighbours(T, K, [3.0] * 4, shapes, k) for k in range(4)] == [[]] * 4
+
+
+def test_neighbours_have_depth_and_one_size():
+    """The best of them, however many there are of another size in between."""
+    T = np.array([np.eye(4)] * 24)
+    T[:, 0, 3] = 0.05 * np.arange(24)  # metres
+    K = np.array([room()[1][0].K] * 24)
+    shapes = [(SIZE[1] + 14 * (k % 2), SIZE[0]) for k in range(24)]
+    depths = [3.0] * 24
+    for k in (11, 12):
+        chosen = choose_neighbours(T, K, depths, shapes, k)
+        assert len(chosen) == MOST
+        assert {j % 2 for j in chosen} == {k % 2}
+    best = choose_neighbours(T, K, depths, shapes, 12)[0]
+    depths[best] = 0.0
+    chosen = choose_neighbours(T, K, depths, shapes, 12)
+    assert len(chosen) == MOST
+    assert best not in chosen
 
 
 def test_pixels_without_depth_stay_without_it():

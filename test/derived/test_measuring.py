@@ -542,6 +542,38 @@ def test_keyframes_for_which_a_job_takes_too_long_are_forgotten():
     assert 3 in measurement
 
 
+def test_what_is_measured_stays_so_when_it_is_forgotten():
+    log, (ones, _, _) = Log(), keyframes()
+    for one in ones[:6]:
+        log.step(one)
+    first = [one for found in log.measured for one in found if one.keyframe.id == 2][-1]
+    assert first.dense is not None
+    assert not first.stays
+    for k in range(6, measuring.MOST_KEPT + 3):
+        log.measurement.add_keyframe(dataclasses.replace(ones[k % 12], id=k))
+    late = {one.keyframe.id: one for one in log.measurement.forget_late()[0]}
+    assert set(late) == {0, 1, 2}
+    assert late[2].dense is first.dense
+    assert late[2].found == first.found
+    assert late[2].stays
+    assert not late[2].is_withdrawn
+
+
+def test_a_search_that_cannot_be_decided_on_counts_once(monkeypatch):
+    log, (ones, _, _) = Log(), keyframes()
+    for one in ones[:5]:
+        log.measurement.add_keyframe(one)
+
+    def broken(*_):
+        raise ValueError
+
+    monkeypatch.setattr(measuring, "confirmed_depth", broken)
+    result = log.measurement.job(log.poses).run()
+    assert result.failed.keys() == result.searches.keys() == {0, 1, 2}
+    log.measurement.take(result)
+    assert [log.measurement._entries[id].searches for id in (0, 1, 2, 3)] == [1, 1, 1, 0]
+
+
 def test_where_the_device_fails_the_cpu_searches(monkeypatch):
     log, (ones, _, _) = Log(), keyframes()
     for one in ones[:5]:
