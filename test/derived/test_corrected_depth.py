@@ -83,6 +83,31 @@ def test_a_keyframe_that_shows_something_else_says_nothing():
     assert corrected_depth(views[1], np.full_like(depth[1], np.nan), keyframe()) is None
 
 
+def test_another_surface_of_the_keyframe_corrects_nothing():
+    """What hides the room from the keyframe has its own correction."""
+    frames, views, depth = pair()
+    one = keyframe()
+    network, measured = one.network.copy(), one.depth.copy()
+    network[40:90, 50:120] *= 0.6
+    measured[40:90, 50:120] *= 0.6 * 1.3
+    hidden = CorrectedKeyframe(one.view, network, measured)
+    out = corrected_depth(views[1], depth[1], hidden)
+    assert out is not None
+    usual = corrected_depth(views[1], depth[1], one)
+    assert error(out, frames[1]) < 1.6 * error(usual, frames[1])
+
+
+def test_a_keyframe_that_shows_little_of_a_frame_corrects_nothing():
+    _, views, depth = pair()
+    one, corrected = keyframe(), []
+    for columns in (20, 80):
+        network = np.full_like(one.network, np.nan)
+        network[:, 80 : 80 + columns] = one.network[:, 80 : 80 + columns]
+        few = CorrectedKeyframe(one.view, network, one.depth)
+        corrected.append(corrected_depth(views[1], depth[1], few) is not None)
+    assert corrected == [False, True]
+
+
 def test_the_true_depth_has_the_least_mismatch():
     frames, views, _ = pair()
     depth = np.where(np.isfinite(frames[1].depth), frames[1].depth, np.nan)

@@ -270,6 +270,38 @@ def test_what_is_hardly_known_is_not_called_measured():
         assert dense.measured.mean() == pytest.approx(expected, abs=0.03)
 
 
+def test_views_that_differ_by_more_than_matches_do_confirm_nothing():
+    """Their poses are wrong: what agrees then agrees by chance."""
+    network, swept, _, _ = agreeing(1.0)
+    apart = np.random.default_rng(0).standard_normal((2, 60, 80))
+    disparity = np.full(apart.shape, 20.0)
+    for noise, least, most in ((0.018, 0.9, 1.0), (0.03, 0.0, 0.1)):
+        share = dense_depth(network, swept, noise * apart, disparity).measured.mean()
+        assert least <= share <= most
+
+
+def test_the_deviation_is_larger_at_edges_if_depth_errs_there():
+    network = np.full((96, 128), 2.0, np.float32)
+    network[:, 64:] = 3.0
+    swept, apart = network.copy(), np.zeros((3, *network.shape), np.float32)
+    apart[:, :, 60:68] = apart[:, :24] = np.nan  # nobody confirms these
+    swept[:, 60:68] *= np.exp(np.float32(0.3))
+    swept[:24] *= np.exp(np.float32(0.02))
+    dense = dense_depth(network, swept, apart, np.full(apart.shape, 100.0))
+    edge, wall = dense.sigma[30:, 62:66], dense.sigma[:12, :40]
+    assert edge.min() > 0.1
+    assert wall.max() < 0.05
+
+
+def test_whole_surfaces_may_be_farther_off_than_the_search_reaches():
+    views, truth, _, _ = painted_walls.scene()
+    given = [(d * np.exp(np.float32(0.65))).astype(np.float32) for d in truth]
+    found = painted_walls.measured(views, given, painted_walls.all_others(views))
+    assert np.mean([dense.measured.mean() for dense in found.values()]) > 0.5
+    for k, dense in found.items():
+        assert np.median(errors(dense.depth, truth[k])[dense.measured]) < 0.005
+
+
 def test_neighbours_that_hardly_move_a_pixel_confirm_nothing():
     _, views, given = room()
     depth = given[MIDDLE]
