@@ -234,7 +234,8 @@ def _agreeing(view: TrackedView, T: Array, matched: list[_Matched]) -> tuple[lis
 
 def _distance(m: _Matched, T: Array, K: Array) -> Array:
     """Returns the distances [P], pixels, of matches from where their points may be seen: between
-    the nearest and the farthest position, or on the epipolar line if the depth is unknown."""
+    the nearest and the farthest position, or on the epipolar line if the depth is unknown. +Inf of
+    points that lie behind the camera: their lines may fit a pose that looks the other way."""
     near, far = _seen_at(m.near, T, K), _seen_at(m.far, T, K)
     along = far - near
     length = (along**2).sum(1)
@@ -243,6 +244,8 @@ def _distance(m: _Matched, T: Array, K: Array) -> Array:
         nearest = near + np.clip(share, 0, 1)[:, None] * along
         distance = np.linalg.norm(m.here - nearest, axis=1)
     across = epipolar_distance(m.known, m.there, T, K, m.here)
+    behind = np.isfinite(m.near[:, 0]) & np.isnan(near[:, 0]) & np.isnan(far[:, 0])
+    across = np.where(behind, np.inf, across)
     return np.where(np.isfinite(distance), distance, across)
 
 

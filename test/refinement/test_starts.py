@@ -96,6 +96,17 @@ def test_of_two_motions_the_one_near_the_networks_counts():
     assert good[66:].mean() > 0.95 > 0.5 > good[:66].mean()
 
 
+def test_matches_do_not_agree_with_a_pose_that_has_their_points_behind_it():
+    """They lie on its epipolar lines: it has moved in the same direction, beyond the points."""
+    one = scene()[1][0]  # the new view is where the known one is
+    matched, beyond = starts._matched(one.known, one, TrackPoints(), 0.1), np.eye(4)
+    beyond[2, 3] = 1000.0  # farther than they may be
+    assert (starts.epipolar_distance(one.known, matched.there, beyond, K, matched.here) < 1).all()
+    there, beyond = (starts._agreeing(one.known, T, [matched])[0][0] for T in (np.eye(4), beyond))
+    assert there.all()
+    assert not beyond.any()
+
+
 def test_few_matches_do_not_outvote_the_network():
     """A repeated pattern: a tenth of the features agree on a far pose."""
     new, found = scene()
