@@ -276,8 +276,8 @@ class WindowRefinement:
         estimate: WindowEstimate,
     ) -> WindowEstimate | None:  # fmt: skip
         """Returns the estimate of a window with poses by tracks; None if these do not connect
-        both views of each pair of ``sides`` (see ``joined_by_tracks``), or if the depth has
-        nothing to do with them."""
+        both views of each pair of ``sides`` (see ``joined_by_tracks``), or if the depth of the
+        second ones has nothing to do with them."""
         try:
             noise = self.refiner.graph.noise.depth
             joined = joined_by_tracks(window, sides, estimate, self.limits, noise)

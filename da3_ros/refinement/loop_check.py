@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import cv2
@@ -17,6 +17,7 @@ from da3_ros.refinement.refiner import (
     CameraImage,
     RefinedWindow,
     WindowRefiner,
+    means_something,
 )
 from da3_ros.refinement.sliding_graph import deviation
 from da3_ros.refinement.solver_limits import SolverLimits
@@ -117,17 +118,18 @@ def _normalized(pixel: Array, K: Array) -> Array:
 
 
 def joined_by_tracks(
-    window: Window, sides: Iterable[tuple[Sequence[int], Sequence[int]]], estimate: WindowEstimate,
+    window: Window, sides: Sequence[tuple[Sequence[int], Sequence[int]]], estimate: WindowEstimate,
     limits: SolverLimits, depth_noise: float,
 ) -> RefinedWindow | None:  # fmt: skip
     """Returns a window, all of whose views are new, with poses that tracks determine.
 
-    sides: pairs of sets of views, by index. depth_noise: usual standard deviation of log depth.
-    None if too few tracks connect both sets of a pair.
+    sides: pairs of sets of views, by index. ``depth_means_something`` is that of the second sets:
+    the first ones were judged before. depth_noise: usual standard deviation of log depth. None if
+    too few tracks connect both sets of a pair.
     """
     refiner = WindowRefiner(limits, direct=False)  # tracks alone show that two visits meet
     noise = refiner.graph.noise
-    noise.depth = max(noise.depth, depth_noise)  # where it usually means nothing
+    usual = noise.depth = max(noise.depth, depth_noise)  # where it usually means nothing
     images = [CameraImage(view.image, view.valid) for view in window.views]
     refined = refiner.refine(replace(window, new=len(images)), images, estimate, IDENTITY)
     if refined is None:
@@ -137,4 +139,6 @@ def joined_by_tracks(
         first, second = (np.concatenate([tracks[i] for i in side]) for side in pair)
         if (np.intersect1d(first, second) >= 0).sum() < MIN_SHARED_TRACKS:
             return None
-    return refined
+    judged = [window.views[i].id for _, second in sides for i in second]
+    something = means_something(refiner.graph.depth_error(judged), usual)
+    return replace(refined, depth_means_something=something)

@@ -91,6 +91,14 @@ class TrackSupport:
 NO_TRACKS = TrackSupport(0, False, float("nan"))
 
 
+def means_something(error: float, usual: float) -> bool:
+    """Returns whether depth has at least something to do with that of its tracks.
+
+    error: as of ``SlidingGraph.depth_error``, NaN unknown. usual: deviation of log depth.
+    """
+    return error < max(NO_DEPTH_ERROR, USUAL * usual)
+
+
 class WindowRefiner:
     """Refines windows; owns the sliding graph of the current chain."""
 
@@ -222,7 +230,6 @@ class WindowRefiner:
         refined = self._refined(window, estimate, S, factors)
         error = self.graph.depth_error(ids[count:])
         agrees = error < max(MAX_DEPTH_ERROR, USUAL * usual)
-        means_something = error < max(NO_DEPTH_ERROR, USUAL * usual)
         return RefinedWindow(
             refined,
             S,
@@ -231,7 +238,7 @@ class WindowRefiner:
             factors,
             by_tracks,
             agrees,
-            means_something,
+            means_something(error, usual),
             change or NO_CHANGE,
             any(self._is_guessed(i) for i in done.ids),
             found >= FEWEST_TRACKS,

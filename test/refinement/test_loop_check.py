@@ -93,6 +93,18 @@ def test_depth_that_usually_means_nothing_is_no_reason_against_a_place(place, no
     assert turn_error_deg(joined.estimate, true) < 0.5
 
 
+@pytest.mark.parametrize(("nonsense", "expected"), [(1, True), (4, False)])
+def test_the_depth_of_the_later_views_is_judged(place, nonsense, expected):
+    """One earlier view with nonsense depth says nothing of them."""
+    window, prediction, _ = visits(place[:3], place[3:])
+    rng, depth = np.random.default_rng(0), prediction.depth.copy()
+    depth[nonsense] *= np.exp(rng.normal(0, 1, depth[0].shape)).astype(np.float32)
+    prediction = dataclasses.replace(prediction, depth=depth)
+    views = range(6)
+    joined = joined_by_tracks(window, [(views[:3], views[3:])], prediction, EFFORT, 0.01)
+    assert joined.depth_means_something == expected
+
+
 def test_what_opencv_refuses_is_no_match(place, monkeypatch):
     def refuses(*args, **options):
         raise cv2.error("odd")
