@@ -326,7 +326,7 @@ def updated_view(
 ) -> OverlapView:
     """Returns the view with one more window's pose, and depth if there is any, averaged in.
 
-    The pose of a refined view stays: tracks have determined it better than a network does.
+    The pose of a refined view stays: tracks, or a prior, tell it better than a network does.
     """
     count = min(overlap_view.observations, MAX_OBSERVATIONS)
     weight = 1 / (count + 1)

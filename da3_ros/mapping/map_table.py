@@ -48,7 +48,7 @@ class ViewRow:
     confidence: Array  # [M]
     submap: int = NO_SUBMAP
     observations: float = 1.0  # number of windows that are averaged
-    refined: bool = False  # whether feature tracks determine its pose
+    refined: bool = False  # whether feature tracks, or a prior, determine its pose
     kept: float = 1.0  # share of the camera's image that remains after cuts to other sizes
     # Of keyframes of loops:
     descriptor: Array = field(default_factory=lambda: np.zeros(0))  # [D]
@@ -116,7 +116,7 @@ class OverlapView:
     observations: float = 1.0  # number of windows that are averaged
     keyframe: bool = False  # shared as a keyframe, not as one of the newest views
     submap: int = NO_SUBMAP
-    refined: bool = False  # whether feature tracks determine its pose
+    refined: bool = False  # whether feature tracks, or a prior, determine its pose
     kept: float = 1.0  # share of the camera's image that remains after cuts to other sizes
 
     def stored(self, T_local_submap: Similarity) -> ViewRow:

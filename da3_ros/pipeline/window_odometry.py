@@ -165,7 +165,10 @@ class WindowOdometry:
         """
         self._refined, self._depth_doubtful, self.refusal = False, False, ""
         placed = self._place(window, shared, estimate, unit)
+        by_network = not self.prior.replaces_poses
         estimate, placed = self.prior.place(window, estimate, placed)
+        if by_network and self.prior.replaces_poses:
+            self._take_prior_poses()
         self._observe(window, shared, estimate, placed)
         self._table.set_unit(placed.T_local_window.scale)
         return estimate, placed
@@ -179,7 +182,14 @@ class WindowOdometry:
         if not self.fits:
             return None
         overlap_view = OverlapView.of(view, frame)
-        return replace(overlap_view, refined=self._refined)
+        return replace(overlap_view, refined=self._refined or self.prior.replaces_poses)
+
+    def _take_prior_poses(self) -> None:
+        """Gives the prior's poses to the views that came before it was aligned."""
+        poses = {a.view.id: self.prior.pose(a.view) for a in self.overlap_views.all()}
+        self.overlap_views.adjust({id: (T, 1.0) for id, T in poses.items() if T is not None})
+        for a in self.overlap_views.newest_views:
+            self.newest[a.view.camera] = a.T_local_camera
 
     def is_keyframe(self, overlap_view: OverlapView) -> bool:
         """True if a view is far enough from all keyframes to become one; doubtful depth must not

@@ -374,6 +374,8 @@ class WindowSteps(MapListener):
             data = self._keyframe_data(prepared, index, placed, descriptor)
             points = None if returns is None else returns.points
             data = dataclasses.replace(data, returns=points, by_images=by_images)
+        # After what keeps the network's depth: views that later windows share, stored keyframes.
+        frame = self.scene_map.corrected(frame)
         submap = self.scene_map.add_frame(frame, data, measure=measure)
         if overlap_view is not None:
             self.odometry.share(
@@ -386,7 +388,6 @@ class WindowSteps(MapListener):
         self.counters["processed"] += 1
         self.standing.note(prepared, placed, index, self.odometry.uncertainty.at_rest)
         self.pose_search.add(frame.stamp_ns, known=self.scene_map.submaps.pose_known)
-        frame = self.scene_map.corrected(frame)
         out = self.scene_map.published(frame, self.odometry.uncertainty)
         if out.scale.metric and not self.odometry.unit_known:
             # Its unit is only assumed from earlier windows, so that its depth is not metric.

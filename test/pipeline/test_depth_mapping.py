@@ -190,6 +190,24 @@ def test_published_depth_is_corrected_where_the_images_agree_better(monkeypatch)
     assert (after < before).mean() > 0.7
 
 
+def test_map_and_floor_get_the_corrected_frames(monkeypatch):
+    add_frame, corrected, added = SceneMap.add_frame, [], []
+
+    def correct(self, frame):
+        corrected.append(dataclasses.replace(frame, depth=1.5 * frame.depth))
+        return corrected[-1]
+
+    def add(self, frame, *arguments, **options):
+        added.append(frame)
+        return add_frame(self, frame, *arguments, **options)
+
+    monkeypatch.setattr(SceneMap, "corrected", correct)
+    monkeypatch.setattr(SceneMap, "add_frame", add)
+    run(opened(), walk()[1][:4])
+    assert len(added) == 4
+    assert all(a is b for a, b in zip(added, corrected, strict=True))
+
+
 def test_keyframes_with_the_networks_poses_are_not_measured(monkeypatch):
     """Only the first window's views may be: later windows refine them."""
     added, add = [], SceneMap.add_frame

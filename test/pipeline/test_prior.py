@@ -90,6 +90,27 @@ def test_a_gap_in_odometry_leaves_windows_without_poses(walk, caplog):
     assert len(results) == 24
 
 
+def test_the_map_has_the_poses_of_the_prior(walk):
+    """Later windows see its views again, by the network's poses, which are worse."""
+    config = settings(**{"scale.source": "odometry", "pose_prior.output": "prior"})
+    pipeline, _, results = run(walk, config, noise=Noise(rotation_deg=0.5, translation=0.01))
+    table = pipeline.map.table
+    begin = next(k for k, r in enumerate(results) if r.scale.metric)
+    assert 4 <= begin < 12
+    begin -= 4  # the windows before shared these
+    first, *later = [
+        (submap.T_map_submap.pose(np.vstack((T, (0, 0, 0, 1)))), prior)
+        for r, prior in zip(results[begin:], walk[2][begin:], strict=True)
+        for id, submap in table.submaps.items()
+        if (T := table.path.pose_of(r.stamp_ns, "", id)) is not None
+    ]
+    assert len(later) > 10
+    for here, prior in later:
+        T = invert_pose(first[0]) @ here
+        T[:3, 3] *= table.metres
+        np.testing.assert_allclose(T, invert_pose(first[1]) @ prior, atol=1e-3)
+
+
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
