@@ -24,6 +24,9 @@ ROTATION_DEG = 35.0  # largest between neighbours
 BASELINE = 0.01, 0.6  # of neighbours, over the median depth
 BEST_BASELINE = 0.12
 OVERLAP = 0.4  # smallest share of a view that its neighbour sees
+SAME_K = 1e-3  # relative difference of the intrinsics of one calibration
+# Pixels of the shorter side, and of the image: with fewer, poses are too bad to compare images.
+LEAST_SIDE, LEAST_PIXELS = 56, 4500
 AGREE, AGREE_PX = 0.01, 0.2  # difference of depths of one point: log, or pixels if that is more
 AGREEING = 2  # neighbours
 LEAST_DISPARITY = 4.0  # pixels per unit of log depth: with less, all depths agree
@@ -55,6 +58,17 @@ WIDER, WIDEST, WORST, WORST_SIDE = 4.0, 4.0, 1.35, 252
 # them, and those that all neighbours contradict; times how much wider the tolerance is.
 OUTLIERS, CONTRADICTED = 0.004, 0.06
 OCCLUDED = 0.25  # weight of a neighbour that sees a nearer surface: it may hide the point
+
+
+def shows_enough(shape: tuple[int, ...]) -> bool:
+    """Returns whether images of a shape (height, width) are large enough to be compared."""
+    return min(shape) >= LEAST_SIDE and math.prod(shape) >= LEAST_PIXELS
+
+
+def same_calibration(K: Array, other: Array) -> bool:
+    """Returns whether two intrinsics [3, 3] of a camera are those of one calibration: another one
+    between them has moved the poses too."""
+    return np.allclose(K, other, rtol=SAME_K)
 
 
 def choose_neighbours(

@@ -24,7 +24,9 @@ from da3_ros.derived.dense_depth import (
     Search,
     choose_neighbours,
     confirmed_depth,
+    same_calibration,
     search_depth,
+    shows_enough,
 )
 from da3_ros.derived.plane_sweep import SweepView, grey_of, sweep_bytes
 from da3_ros.derived.range_depth import observed, with_returns
@@ -46,10 +48,8 @@ FEW, MORE = 4, 2  # neighbours: with less, it is searched again when there are s
 MOVED_PX = 0.25  # by which poses move a point in neighbours since a search: it is searched again
 STALE_PX = 0.5  # the same, of a search that confirms nothing where there are others
 LEAST = 2  # neighbours
-LEAST_SIDE = 56  # pixels; smaller depth has too little in it to compare
 SMOOTH, SMOOTH_DEPTH = 0.04, 0.1  # largest steps of log correction and depth of one surface
 FEWEST_BLOCKS = 20  # of returns, that tell whether these fit the depth
-SAME_K = 1e-3  # relative difference of the intrinsics of one calibration
 
 
 @dataclass(frozen=True)
@@ -364,7 +364,7 @@ class DepthMeasurement:
     def _neighbours(self, entry: _Kept, poses: Mapping[int, Pose]) -> tuple[int, ...]:
         """Returns the ids of a keyframe's neighbours, best first."""
         one = entry.compared
-        if one.id not in poses or not entry.median or min(one.depth.shape) < LEAST_SIDE:
+        if one.id not in poses or not entry.median or not shows_enough(one.depth.shape):
             return ()
         if not one.by_images:
             return ()
@@ -400,7 +400,7 @@ def _is_comparable(a: Measurable, b: Measurable) -> bool:
     came between them."""
     if a.chain != b.chain or not a.by_images:
         return False
-    return a.camera != b.camera or np.allclose(a.K, b.K, rtol=SAME_K)
+    return a.camera != b.camera or same_calibration(a.K, b.K)
 
 
 @dataclass(frozen=True, eq=False)

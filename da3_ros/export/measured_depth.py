@@ -14,15 +14,15 @@ from da3_ros.derived.dense_depth import (
     Search,
     choose_neighbours,
     confirmed_depth,
+    same_calibration,
     search_depth,
+    shows_enough,
 )
 from da3_ros.derived.plane_sweep import SweepView
 from da3_ros.export.selection import ExportError, Progress, silent
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.keyframe import Keyframe
 from da3_ros.types import Array, DenseDepth, FloatImage
-
-LEAST_SIDE = 56  # pixels; smaller depth has too little in it to compare
 
 
 class Placed(Protocol):
@@ -116,10 +116,12 @@ class _Component:
         self._folder = tempfile.TemporaryDirectory(prefix="da3_sweeps_")
         self._T = np.array([one.T_ros_camera for one in ones])
         self._K, self._shapes, self._median = np.zeros((len(ones), 3, 3)), [], []
+        self._cameras: list[str] = []
         for k, one in enumerate(ones):
             keyframe = one.load()
             known = keyframe.depth[np.isfinite(keyframe.depth)]
             self._K[k] = keyframe.pose.K
+            self._cameras.append(keyframe.pose.camera)
             self._shapes.append(keyframe.depth.shape)
             median = float(np.median(known)) if known.size else 0.0
             self._median.append(median * one.T_map_submap.scale)
@@ -127,9 +129,14 @@ class _Component:
 
     def sweep(self, k: int) -> None:
         """Searches the depth of a keyframe, if it has neighbours."""
-        if not self._median[k] or min(self._shapes[k]) < LEAST_SIDE:
+        if not self._median[k] or not shows_enough(self._shapes[k]):
             return
-        near = choose_neighbours(self._T, self._K, self._median, self._shapes, k)
+        ones = [j for j in range(len(self._ones)) if self._is_comparable(k, j)]
+        near = choose_neighbours(
+            self._T[ones], self._K[ones], [self._median[j] for j in ones],
+            [self._shapes[j] for j in ones], ones.index(k),
+        )  # fmt: skip
+        near = [ones[n] for n in near]
         if len(near) < 2:
             return
         view, depth = self._view(k)
@@ -138,6 +145,9 @@ class _Component:
             self._file(k), depth=found.depth, decided=found.decided, disparity=found.disparity
         )
         self._neighbours[k] = near
+
+    def _is_comparable(self, k: int, j: int) -> bool:
+        return self._cameras[k] != self._cameras[j] or same_calibration(self._K[k], self._K[j])
 
     def finish(self, k: int, out: MeasuredDepth) -> None:
         """Adds what of a keyframe's depth its neighbours confirm."""

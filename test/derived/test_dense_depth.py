@@ -15,6 +15,7 @@ from da3_ros.derived.dense_depth import (
     choose_neighbours,
     dense_depth,
     differences,
+    shows_enough,
 )
 from da3_ros.derived.plane_sweep import SweepView, sweep
 from da3_ros.synthetic import SyntheticCamera
@@ -362,6 +363,13 @@ def test_neighbours_have_depth_and_one_size():
     chosen = choose_neighbours(T, K, depths, shapes, 12)
     assert len(chosen) == MOST
     assert best not in chosen
+
+
+@pytest.mark.parametrize(
+    ("shape", "enough"), [((56, 84), True), ((56, 64), False), ((42, 168), False)]
+)
+def test_small_images_are_not_compared(shape, enough):
+    assert shows_enough(shape) == enough
 
 
 def test_pixels_without_depth_stay_without_it():

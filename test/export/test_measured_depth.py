@@ -12,7 +12,9 @@ import trimesh
 from support.journals import rewritten
 
 from da3_ros.cli import main
+from da3_ros.derived.dense_depth import Search
 from da3_ros.drawing.dense_sheet import TITLE_HEIGHT
+from da3_ros.export import measured_depth as exported_depth
 from da3_ros.export.measured_depth import MeasuredDepth, measured_depth
 from da3_ros.export.stored_depth import DepthFilters, readable_keyframes
 from da3_ros.geometry.poses import matrix_from_quaternion
@@ -113,6 +115,47 @@ def test_units_sizes_and_lone_keyframes_of_one_component(replayed):
             assert found is None or found.depth.shape == one.load().depth.shape
         alone = measured_depth([ones, *([one] for one in ones)])
         assert alone.share == pytest.approx(plain.share / 2, rel=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("another", "compared"), [("K", 3), ("camera", 6)])
+def test_keyframes_of_another_calibration_of_their_camera_are_not_compared(
+    replayed, monkeypatch, another, compared
+):
+    searched = []
+
+    def search(view, others, depth):
+        searched.append([view, *others])
+        nothing = np.full(depth.shape, np.nan, np.float32)
+        return Search(nothing, nothing > 0, np.zeros((len(others), *depth.shape), np.float16))
+
+    monkeypatch.setattr(exported_depth, "search_depth", search)
+    with StoredScene(replayed / "out" / "scene" / "scene.da3k") as stored:
+        ones = [
+            Recalibrated(one, k % 2 > 0, another)
+            for k, one in enumerate(readable_keyframes(stored, DepthFilters(network=True))[:6])
+        ]
+        measured_depth([ones])
+    assert len(searched) == 6
+    assert max(len(views) for views in searched) == compared
+    if another == "K":
+        assert all(len({view.K[0, 0] for view in views}) == 1 for views in searched)
+
+
+class Recalibrated(Stored):
+    """A keyframe with another calibration, also of another camera."""
+
+    def __init__(self, one, changed, another):
+        super().__init__(one)
+        self._changed, self._another = changed, another
+
+    def load(self):
+        keyframe = super().load()
+        if not self._changed:
+            return keyframe
+        camera = "other" if self._another == "camera" else keyframe.pose.camera
+        pose = dataclasses.replace(keyframe.pose, K=1.02 * keyframe.pose.K, camera=camera)
+        return dataclasses.replace(keyframe, pose=pose)
 
 
 @pytest.mark.long
