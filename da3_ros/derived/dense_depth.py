@@ -60,33 +60,30 @@ OUTLIERS, CONTRADICTED = 0.004, 0.06
 OCCLUDED = 0.25  # weight of a neighbour that sees a nearer surface: it may hide the point
 
 
-def shows_enough(shape: tuple[int, ...]) -> bool:
-    """Returns whether images of a shape (height, width) are large enough to be compared."""
-    return min(shape) >= LEAST_SIDE and math.prod(shape) >= LEAST_PIXELS
-
-
-def same_calibration(K: Array, other: Array) -> bool:
-    """Returns whether two intrinsics [3, 3] of a camera are those of one calibration: another one
-    between them has moved the poses too."""
-    return np.allclose(K, other, rtol=SAME_K)
-
-
 def choose_neighbours(
-    T: Array, K: Array, depths: Sequence[float], shapes: Sequence[tuple[int, int]], index: int
-) -> list[int]:
+    T: Array, K: Array, depths: Sequence[float], shapes: Sequence[tuple[int, ...]],
+    cameras: Sequence[str], index: int,
+) -> list[int]:  # fmt: skip
     """Returns indices of the neighbours of view ``index``, the best first.
 
     T: [V, 4, 4] poses in one frame. K: [V, 3, 3]. depths: medians; 0: of a view without depth,
-    which is nobody's neighbour. shapes: (height, width); those of neighbours are equal.
+    which is nobody's neighbour. shapes: (height, width); those of neighbours are equal, and there
+    are none of an image that is too small. cameras: names. Poses do not relate two views of a
+    camera if another calibration came between them.
     """
+    shape = shapes[index]
+    if depths[index] <= 0 or min(shape) < LEAST_SIDE or math.prod(shape) < LEAST_PIXELS:
+        return []
     T_view_other = np.linalg.inv(T[index]) @ T
     baseline = np.linalg.norm(T_view_other[:, :3, 3], axis=1) / depths[index]
     cosine = (np.trace(T_view_other[:, :3, :3], axis1=1, axis2=2) - 1) / 2
     angle = np.degrees(np.arccos(np.clip(cosine, -1, 1)))
     near = (BASELINE[0] < baseline) & (baseline < BASELINE[1]) & (angle < ROTATION_DEG)
-    near &= [d > 0 and shape == shapes[index] for d, shape in zip(depths, shapes, strict=True)]
+    near &= [d > 0 and other == shape for d, other in zip(depths, shapes, strict=True)]
+    same_K = np.isclose(K, K[index], rtol=SAME_K).all(axis=(1, 2))
+    near &= same_K | [camera != cameras[index] for camera in cameras]
     near[index] = False
-    height, width = shapes[index]
+    height, width = shape
     v, u = np.mgrid[0:height:8j, 0:width:8j]
     pixels = np.stack([u.ravel(), v.ravel(), np.ones(64)])
     points = np.linalg.inv(K[index]) @ pixels * depths[index]

@@ -24,9 +24,7 @@ from da3_ros.derived.dense_depth import (
     Search,
     choose_neighbours,
     confirmed_depth,
-    same_calibration,
     search_depth,
-    shows_enough,
 )
 from da3_ros.derived.plane_sweep import SweepView, grey_of, sweep_bytes
 from da3_ros.derived.range_depth import observed, with_returns
@@ -68,9 +66,10 @@ class MeasuringLoad:
         """Returns the memory, on the host, of the keyframes that are kept."""
         width, height = self._compared(size)
         kept = 11 * size[0] * size[1]  # image, depth and confidence
-        kept += 9 * size[0] * size[1]  # what is measured
         kept += (5 + 2 * MOST + 7 * ((width, height) != size)) * width * height
-        return self.maps * self.cameras * KEPT * kept  # up to twice as much behind a slow job
+        measured = 9 * size[0] * size[1]  # until it stays
+        # Up to twice as much behind a slow job.
+        return self.maps * self.cameras * (KEPT * kept + LAST * measured)
 
     def _compared(self, size: tuple[int, int]) -> tuple[int, int]:
         """Returns the size of the images that are compared."""
@@ -364,19 +363,19 @@ class DepthMeasurement:
     def _neighbours(self, entry: _Kept, poses: Mapping[int, Pose]) -> tuple[int, ...]:
         """Returns the ids of a keyframe's neighbours, best first."""
         one = entry.compared
-        if one.id not in poses or not entry.median or not shows_enough(one.depth.shape):
-            return ()
-        if not one.by_images:
+        if one.id not in poses or not one.by_images:
             return ()
         ids = [
             id for id, e in self._entries.items()
-            if id in poses and _is_comparable(e.compared, one)
+            if id in poses and e.compared.chain == one.chain and e.compared.by_images
         ]  # fmt: skip
         T = np.array([poses[id][0] for id in ids])
         K = np.array([self._entries[id].compared.K for id in ids])
         medians = [poses[id][1] * self._entries[id].median for id in ids]
         shapes = [self._entries[id].compared.depth.shape for id in ids]
-        return tuple(ids[k] for k in choose_neighbours(T, K, medians, shapes, ids.index(one.id)))
+        cameras = [self._entries[id].compared.camera for id in ids]
+        near = choose_neighbours(T, K, medians, shapes, cameras, ids.index(one.id))
+        return tuple(ids[k] for k in near)
 
     def _is_last(self, entry: _Kept, ends: bool) -> bool:
         """Whether a keyframe's depth stays from now on."""
@@ -393,14 +392,6 @@ class DepthMeasurement:
     def _is_passed(self, entry: _Kept) -> bool:
         cameras = len({e.keyframe.camera for e in self._entries.values()})
         return entry.passed >= max(PASSED, 2 * KEPT * cameras)
-
-
-def _is_comparable(a: Measurable, b: Measurable) -> bool:
-    """Whether poses relate the images of two keyframes: not if another calibration of a camera
-    came between them."""
-    if a.chain != b.chain or not a.by_images:
-        return False
-    return a.camera != b.camera or same_calibration(a.K, b.K)
 
 
 @dataclass(frozen=True, eq=False)

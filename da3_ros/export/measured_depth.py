@@ -14,9 +14,7 @@ from da3_ros.derived.dense_depth import (
     Search,
     choose_neighbours,
     confirmed_depth,
-    same_calibration,
     search_depth,
-    shows_enough,
 )
 from da3_ros.derived.plane_sweep import SweepView
 from da3_ros.export.selection import ExportError, Progress, silent
@@ -129,14 +127,7 @@ class _Component:
 
     def sweep(self, k: int) -> None:
         """Searches the depth of a keyframe, if it has neighbours."""
-        if not self._median[k] or not shows_enough(self._shapes[k]):
-            return
-        ones = [j for j in range(len(self._ones)) if self._is_comparable(k, j)]
-        near = choose_neighbours(
-            self._T[ones], self._K[ones], [self._median[j] for j in ones],
-            [self._shapes[j] for j in ones], ones.index(k),
-        )  # fmt: skip
-        near = [ones[n] for n in near]
+        near = choose_neighbours(self._T, self._K, self._median, self._shapes, self._cameras, k)
         if len(near) < 2:
             return
         view, depth = self._view(k)
@@ -145,9 +136,6 @@ class _Component:
             self._file(k), depth=found.depth, decided=found.decided, disparity=found.disparity
         )
         self._neighbours[k] = near
-
-    def _is_comparable(self, k: int, j: int) -> bool:
-        return self._cameras[k] != self._cameras[j] or same_calibration(self._K[k], self._K[j])
 
     def finish(self, k: int, out: MeasuredDepth) -> None:
         """Adds what of a keyframe's depth its neighbours confirm."""

@@ -15,7 +15,6 @@ from da3_ros.derived.dense_depth import (
     choose_neighbours,
     dense_depth,
     differences,
-    shows_enough,
 )
 from da3_ros.derived.plane_sweep import SweepView, sweep
 from da3_ros.synthetic import SyntheticCamera
@@ -344,7 +343,7 @@ def test_a_camera_that_only_turns_or_stands_has_no_neighbours():
     for k, angle in enumerate((0.0, 0.0, 0.1, 0.2)):
         T[k, :3, :3] = T[k, :3, :3] @ cv2.Rodrigues(np.array([0.0, angle, 0.0]))[0]
     K, shapes = np.array([v.K for v in views[:4]]), [SIZE[::-1]] * 4
-    assert [choose_neighbours(T, K, [3.0] * 4, shapes, k) for k in range(4)] == [[]] * 4
+    assert [choose_neighbours(T, K, [3.0] * 4, shapes, [""] * 4, k) for k in range(4)] == [[]] * 4
 
 
 def test_neighbours_have_depth_and_one_size():
@@ -353,14 +352,14 @@ def test_neighbours_have_depth_and_one_size():
     T[:, 0, 3] = 0.05 * np.arange(24)  # metres
     K = np.array([room()[1][0].K] * 24)
     shapes = [(SIZE[1] + 14 * (k % 2), SIZE[0]) for k in range(24)]
-    depths = [3.0] * 24
+    depths, names = [3.0] * 24, [""] * 24
     for k in (11, 12):
-        chosen = choose_neighbours(T, K, depths, shapes, k)
+        chosen = choose_neighbours(T, K, depths, shapes, names, k)
         assert len(chosen) == MOST
         assert {j % 2 for j in chosen} == {k % 2}
-    best = choose_neighbours(T, K, depths, shapes, 12)[0]
+    best = choose_neighbours(T, K, depths, shapes, names, 12)[0]
     depths[best] = 0.0
-    chosen = choose_neighbours(T, K, depths, shapes, 12)
+    chosen = choose_neighbours(T, K, depths, shapes, names, 12)
     assert len(chosen) == MOST
     assert best not in chosen
 
@@ -369,7 +368,10 @@ def test_neighbours_have_depth_and_one_size():
     ("shape", "enough"), [((56, 84), True), ((56, 64), False), ((42, 168), False)]
 )
 def test_small_images_are_not_compared(shape, enough):
-    assert shows_enough(shape) == enough
+    T = np.array([np.eye(4)] * 3)
+    T[:, 0, 3] = 0.3 * np.arange(3)
+    K = np.array([[[80.0, 0, shape[1] / 2], [0, 80, shape[0] / 2], [0, 0, 1]]] * 3)
+    assert bool(choose_neighbours(T, K, [3.0] * 3, [shape] * 3, [""] * 3, 1)) == enough
 
 
 def test_pixels_without_depth_stay_without_it():

@@ -108,7 +108,8 @@ def all_others(views):
 def neighbours(views, depths):
     T, Ks = np.array([v.T_frame_camera for v in views]), np.array([v.K for v in views])
     medians, shapes = [float(np.median(d)) for d in depths], [d.shape for d in depths]
-    return [choose_neighbours(T, Ks, medians, shapes, k) for k in range(len(views))]
+    cameras = [""] * len(views)
+    return [choose_neighbours(T, Ks, medians, shapes, cameras, k) for k in range(len(views))]
 
 
 def measured(views, given, near=None):
