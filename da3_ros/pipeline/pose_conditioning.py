@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -113,6 +113,8 @@ class PriorPoseSubstitution:
 
     def __init__(self, output: str) -> None:
         self.output = output
+        # First view after the newest one without a prior: who gives poses may have begun anew.
+        self._since = 0
         self.restart()
 
     def restart(self) -> None:
@@ -169,11 +171,19 @@ class PriorPoseSubstitution:
             return None
         return self._T_local_prior.pose(T)
 
+    def poses_since_gap(self, views: Iterable[View]) -> dict[int, Array]:
+        """Returns the poses [4, 4] by the prior, by id, of the views after its newest gap."""
+        poses = {view.id: self.pose(view) for view in views if view.id >= self._since}
+        return {id: T for id, T in poses.items() if T is not None}
+
     def place(
         self, window: Window, estimate: WindowEstimate, aligned: Alignment
     ) -> tuple[WindowEstimate, Alignment]:
         """Returns estimate and alignment with the prior's poses, of a window that was
         ``aligned``."""
+        for view in window.views:
+            if view.T_prior_camera is None:
+                self._since = max(self._since, view.id + 1)
         T, T_local_prior = window.T_prior_camera, self._T_local_prior
         if T is None or self.output != "prior":
             self._T_local_prior = None

@@ -186,8 +186,9 @@ class WindowOdometry:
 
     def _take_prior_poses(self) -> None:
         """Gives the prior's poses to the views that came before it was aligned."""
-        poses = {a.view.id: self.prior.pose(a.view) for a in self.overlap_views.all()}
-        self.overlap_views.adjust({id: (T, 1.0) for id, T in poses.items() if T is not None})
+        views = [a.view for a in self.overlap_views.all() if not a.refined]
+        poses = self.prior.poses_since_gap(views)
+        self.overlap_views.adjust({id: (T, 1.0) for id, T in poses.items()})
         for a in self.overlap_views.newest_views:
             self.newest[a.view.camera] = a.T_local_camera
 

@@ -5,6 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
+from scipy.spatial.transform import Rotation
 from support.cases import long_after
 
 from da3_ros.config import config_from_parameters
@@ -109,6 +110,33 @@ def test_the_map_has_the_poses_of_the_prior(walk):
         T = invert_pose(first[0]) @ here
         T[:3, 3] *= table.metres
         np.testing.assert_allclose(T, invert_pose(first[1]) @ prior, atol=1e-3)
+
+
+@pytest.mark.parametrize("gap", [3, 10], ids=["before it was aligned", "after"])
+def test_a_prior_that_begins_anew_after_a_gap_moves_no_older_view(walk, gap):
+    """As a driver that is started again: its poses have another frame."""
+    camera, frames, priors = walk
+    anew = np.eye(4)
+    anew[:3, :3] = Rotation.from_euler("z", 30, degrees=True).as_matrix()
+    anew[:3, 3] = 3, 1, 0
+    priors = [T if k < gap else anew @ T for k, T in enumerate(priors)]
+    config = settings(**{"scale.source": "odometry", "pose_prior.output": "prior"})
+    pipeline, _, results = run(
+        (camera, frames, priors), config, lambda k: k != gap,
+        Noise(rotation_deg=0.5, translation=0.01),
+    )  # fmt: skip
+    table = pipeline.map.table
+    found = [
+        (submap.T_map_submap.pose(np.vstack((T, (0, 0, 0, 1)))), f.T_room_camera)
+        for r, f in zip(results, frames, strict=True)
+        for id, submap in table.submaps.items()
+        if (T := table.path.pose_of(r.stamp_ns, "", id)) is not None
+    ]
+    assert len(found) == len(frames)
+    for (a, true_a), (b, true_b) in itertools.pairwise(found):
+        turn = (invert_pose(a) @ b)[:3, :3].T @ (invert_pose(true_a) @ true_b)[:3, :3]
+        assert np.degrees(Rotation.from_matrix(turn).magnitude()) < 5
+        assert np.linalg.norm(a[:3, 3] - b[:3, 3]) * table.metres < 0.5
 
 
 @pytest.mark.long
