@@ -10,6 +10,7 @@ from support.cases import long_after
 
 from da3_ros.config import config_from_parameters
 from da3_ros.geometry.poses import invert_pose
+from da3_ros.mapping.covariance import PoseUncertainty
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera, distance_to_surface
 from da3_ros.synthetic.odometry import DriftingOdometry
@@ -110,6 +111,21 @@ def test_the_map_has_the_poses_of_the_prior(walk):
         T = invert_pose(first[0]) @ here
         T[:3, 3] *= table.metres
         np.testing.assert_allclose(T, invert_pose(first[1]) @ prior, atol=1e-3)
+
+
+@pytest.mark.parametrize(("output", "expected"), [("prior", False), ("refined", True)])
+def test_windows_with_the_priors_poses_wait_for_no_refinement(walk, monkeypatch, output, expected):
+    """So that their covariance has the network's error once."""
+    seen, add_window = [], PoseUncertainty.add_window
+
+    def add(self, window):
+        seen.append(window.refined_later)
+        add_window(self, window)
+
+    monkeypatch.setattr(PoseUncertainty, "add_window", add)
+    config = settings(**{"refinement.enabled": True, "pose_prior.output": output})
+    run((walk[0], walk[1][:4], walk[2][:4]), config)
+    assert seen == [expected] * len(seen) != []
 
 
 @pytest.mark.parametrize("gap", [3, 10], ids=["before it was aligned", "after"])

@@ -226,7 +226,7 @@ def test_wrong_depths_do_not_change_the_length_of_a_step_before_a_plane():
     """Beside the plane, and of a few of its points."""
     new, found = wall(0)
     known, depth = found[0].known, np.exp(found[0].known.log_depth)
-    here, wrong = new.features.pixel.copy(), 54
+    here, wrong = new.features.pixel.copy(), 66
     here[:wrong] = np.random.default_rng(0).uniform(0, 480, (wrong, 2))
     depth[:wrong] *= 20
     depth[wrong : wrong + 5] *= 50
