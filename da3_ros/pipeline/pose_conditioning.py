@@ -190,7 +190,8 @@ class PriorPoseSubstitution:
             return estimate, aligned
         S = aligned.T_local_window
         if T_local_prior is None:
-            if self.knows_unit:
+            # Of a refused window the scale is a guess, which would stay.
+            if self.knows_unit and (aligned.accepted or window.new == len(window.views)):
                 scale = S.scale / self._measure.value
                 self._T_local_prior = Similarity(scale, S.R, S.t)
             return estimate, aligned

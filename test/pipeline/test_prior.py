@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,12 +11,15 @@ from support.cases import long_after
 
 from da3_ros.config import config_from_parameters
 from da3_ros.geometry.poses import invert_pose
+from da3_ros.geometry.similarity import IDENTITY
+from da3_ros.mapping.alignment import Alignment
 from da3_ros.mapping.covariance import PoseUncertainty
 from da3_ros.pipeline.pipeline import Pipeline
+from da3_ros.pipeline.pose_conditioning import PriorPoseSubstitution
 from da3_ros.synthetic import SyntheticCamera, distance_to_surface
 from da3_ros.synthetic.odometry import DriftingOdometry
 from da3_ros.synthetic.truth import Noise, TruthSession
-from da3_ros.types import Frame
+from da3_ros.types import Frame, ScaleMeasurement
 
 SIZE = (140, 112)
 
@@ -126,6 +130,21 @@ def test_windows_with_the_priors_poses_wait_for_no_refinement(walk, monkeypatch,
     config = settings(**{"refinement.enabled": True, "pose_prior.output": output})
     run((walk[0], walk[1][:4], walk[2][:4]), config)
     assert seen == [expected] * len(seen) != []
+
+
+@pytest.mark.parametrize(("accepted", "new"), [(False, 1), (True, 1), (False, 3)])
+def test_no_prior_is_aligned_by_a_refused_window(accepted, new):
+    """Its scale is a guess; the first window of a chain has nothing to fit to."""
+    poses = np.array([np.eye(4)] * 3)
+    window = SimpleNamespace(
+        new=new, T_prior_camera=poses,
+        views=[SimpleNamespace(id=k, T_prior_camera=T) for k, T in enumerate(poses)],
+    )  # fmt: skip
+    prior = PriorPoseSubstitution("prior")
+    estimate = SimpleNamespace(T_window_camera=poses)
+    prior._measure = ScaleMeasurement(2.0, 0.1)
+    prior.place(window, estimate, Alignment(IDENTITY, accepted, 1.0, 0.0))
+    assert prior.replaces_poses == (accepted or new == 3)
 
 
 @pytest.mark.parametrize("gap", [3, 10], ids=["before it was aligned", "after"])
