@@ -66,6 +66,7 @@ class WindowRefinement:
         self.seconds = 0.0  # that the newest window's refinement has taken
         self.skipped = False  # whether there was no time to look for tracks in it
         self._expected = False  # whether the next window is refined, as the newest one was
+        self._led_by_prior = False  # whether the last window had the poses of a prior
         self._calibrated: dict[str, bool] = {}  # by camera: whether it has a camera_info
         self.lenses: dict[str, list[LensEstimate]] = {}  # corrections of camera_infos, by camera
         self.corrected: set[str] = set()  # cameras whose present camera_info is corrected
@@ -103,6 +104,7 @@ class WindowRefinement:
         self.seconds, self.skipped, self._expected = 0.0, False, False
         if not self.config.refinement.enabled or odometry.prior.leads_poses(window):
             self.refiner.restart()
+            self._led_by_prior = self.config.refinement.enabled
             return estimate, placed, None
         if self._limit.skips():
             self.refiner.skip()
@@ -126,8 +128,13 @@ class WindowRefinement:
         table: MapTable,
     ) -> tuple[WindowEstimate, Alignment, RefinedWindow | None]:
         images = [CameraImage(p.full, p.full_valid) for p in new]
-        self.refiner.graph.place(self._poses(table), table.corrections)
+        poses = self._poses(table)
+        self.refiner.graph.place(poses, table.corrections)
         try:
+            if self._led_by_prior:  # whose poses tell the unit
+                known = {id: poses[id][0] for id in poses if table.shared[id].refined}
+                self.refiner.take_up(window, estimate, placed.T_local_window, known)
+                self._led_by_prior = False
             refined = self.refiner.refine(window, images, estimate, placed.T_local_window)
         except Exception as error:
             # The window is as good as without; frames must not be lost for its refinement.

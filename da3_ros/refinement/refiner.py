@@ -167,6 +167,22 @@ class WindowRefiner:
         """Returns the tracks of a view of the newest window. Raises KeyError if it has none."""
         return history_of(id, self.graph.views, self.graph.points)
 
+    def take_up(
+        self, window: Window, estimate: WindowEstimate, S: Similarity, known: Mapping[int, Array]
+    ) -> None:
+        """Takes earlier views of a window that ``S`` places in local into the graph, which has
+        none. Their poses stay.
+
+        known: poses [4, 4], by id. Without these views, the unit of the first tracks would be that
+        of the network's motion.
+        """
+        ids = [view.id for view in window.views]
+        for k, seen in enumerate(window.views[: len(ids) - window.new]):
+            if seen.id in known:
+                view = self._view(window, k, CameraImage(seen.image, seen.valid), estimate, S)
+                self.graph.add(view, ids[:k])
+                view.T_local_camera, view.is_known = known[seen.id], True
+
     def refine(
         self,
         window: Window,

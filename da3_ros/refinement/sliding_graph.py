@@ -366,6 +366,7 @@ class SlidingGraph:
         if self._metre_is_open():
             count, self._open = len(ids), self._open - 1
         free = set(ids[max(1, len(ids) - count) :]) | (set(new) - {ids[0]})
+        free = {i for i in free if not self.views[i].is_known}
         tracks = np.concatenate([
             np.zeros(0, int), *(t for i in free for t in self.views[i].tracks)
         ])  # fmt: skip

@@ -107,6 +107,7 @@ class TrackedView:
     image: AlignmentImage | None = None  # None: it is not aligned directly
     grown: float = 0.0  # what ``log_depth`` has grown by since it was predicted
     edges: EdgePoints = field(default_factory=EdgePoints.none)
+    is_known: bool = False  # whether its pose is not to be adjusted
 
     def __post_init__(self) -> None:
         self.track = np.full(len(self.features), -1)

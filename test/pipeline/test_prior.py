@@ -132,6 +132,32 @@ def test_windows_with_the_priors_poses_wait_for_no_refinement(walk, monkeypatch,
     assert seen == [expected] * len(seen) != []
 
 
+def test_where_the_prior_stops_tracks_keep_its_unit(walk):
+    """Also with a network whose motion is a quarter too short for its depth."""
+
+    class Short(TruthSession):
+        def infer(self, window):
+            out = super().infer(window)
+            T = out.T_window_camera.copy()
+            T[:, :3, 3] *= 0.75
+            return dataclasses.replace(out, T_window_camera=T)
+
+    camera, frames, priors = walk
+    config = settings(**{"scale.source": "odometry", "refinement.enabled": True})
+    pipeline, results = Pipeline(config, Short(frames)), []
+    for k, (f, prior) in enumerate(zip(frames, priors, strict=True)):
+        prior = prior if k < 12 else None
+        frame = Frame(f.stamp_ns, f.image, calibration=camera.calibration, T_prior_camera=prior)
+        results += list(pipeline.push(frame))
+    assert pipeline.counters["windows_refined"] > 9
+    ours, true = (
+        np.array([np.linalg.norm((invert_pose(a) @ b)[:3, 3]) for a, b in itertools.pairwise(T)])
+        for T in ([r.T_map_camera for r in results[11:]], [f.T_room_camera for f in frames[11:]])
+    )
+    assert np.median(ours / true) == pytest.approx(1, abs=0.05)
+    np.testing.assert_allclose(ours / true, 1, atol=0.15)
+
+
 @pytest.mark.parametrize(("accepted", "new"), [(False, 1), (True, 1), (False, 3)])
 def test_no_prior_is_aligned_by_a_refused_window(accepted, new):
     """Its scale is a guess; the first window of a chain has nothing to fit to."""
