@@ -67,7 +67,7 @@ def choose_neighbours(
     """Returns indices of the neighbours of view ``index``, the best first.
 
     T: [V, 4, 4] poses in one frame. K: [V, 3, 3]. depths: medians; 0: of a view without depth,
-    which is nobody's neighbour. shapes: (height, width); those of neighbours are equal, and there
+    which is no neighbour. shapes: (height, width); those of neighbours are equal, and there
     are none of an image that is too small. cameras: names. Poses do not relate two views of a
     camera if another calibration came between them.
     """

@@ -7,13 +7,14 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from da3_ros.config import PipelineConfig
 from da3_ros.geometry.poses import spread
 from da3_ros.geometry.projection import resize_K
+from da3_ros.geometry.similarity import Similarity
 from da3_ros.inertial.gyro_turns import GyroTurns
 from da3_ros.keyframe_store.keyframe import NO_TRACKS as NO_STORED_TRACKS
 from da3_ros.keyframe_store.keyframe import Tracks as StoredTracks
@@ -130,11 +131,11 @@ class WindowRefinement:
         images = [CameraImage(p.full, p.full_valid) for p in new]
         poses = self._poses(table)
         self.refiner.graph.place(poses, table.corrections)
+        if self._led_by_prior:  # whose poses tell the unit
+            self._led_by_prior = False
+            known = {id: poses[id][0] for id in poses if table.shared[id].refined}
+            self._take_up(window, estimate, placed.T_local_window, known)
         try:
-            if self._led_by_prior:  # whose poses tell the unit
-                known = {id: poses[id][0] for id in poses if table.shared[id].refined}
-                self.refiner.take_up(window, estimate, placed.T_local_window, known)
-                self._led_by_prior = False
             refined = self.refiner.refine(window, images, estimate, placed.T_local_window)
         except Exception as error:
             # The window is as good as without; frames must not be lost for its refinement.
@@ -254,6 +255,16 @@ class WindowRefinement:
         """Whether the network's depth has usually nothing to do with that of tracks, so that no
         depth of one view tells that it shows something else."""
         return self.refiner.graph.noise.depth > NO_DEPTH_ERROR / USUAL
+
+    def _take_up(
+        self, window: Window, estimate: WindowEstimate, S: Similarity, known: Mapping[int, Array]
+    ) -> None:
+        """As ``WindowRefiner.take_up``; if it fails, tracks begin with the window's new views."""
+        try:
+            self.refiner.take_up(window, estimate, S, known)
+        except Exception as error:
+            self._report_failure(f"window {window.id} has no tracks of earlier views", error)
+            self.refiner.restart()
 
     def shows_known(
         self, prepared: PreparedView, depth: FloatImage, shared: Sequence[int]

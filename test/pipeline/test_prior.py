@@ -16,6 +16,7 @@ from da3_ros.mapping.alignment import Alignment
 from da3_ros.mapping.covariance import PoseUncertainty
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.pipeline.pose_conditioning import PriorPoseSubstitution
+from da3_ros.refinement.refiner import WindowRefiner
 from da3_ros.synthetic import SyntheticCamera, distance_to_surface
 from da3_ros.synthetic.odometry import DriftingOdometry
 from da3_ros.synthetic.truth import Noise, TruthSession
@@ -156,6 +157,18 @@ def test_where_the_prior_stops_tracks_keep_its_unit(walk):
     )
     assert np.median(ours / true) == pytest.approx(1, abs=0.05)
     np.testing.assert_allclose(ours / true, 1, atol=0.15)
+
+
+def test_no_frame_is_lost_where_views_of_the_prior_cannot_be_taken_up(walk, monkeypatch, caplog):
+    def broken(*_):
+        raise ValueError("broken")
+
+    monkeypatch.setattr(WindowRefiner, "take_up", broken)
+    config = settings(**{"scale.source": "odometry", "refinement.enabled": True})
+    part = tuple(frames[:9] for frames in walk[1:])
+    _, _, results = run((walk[0], *part), config, lambda k: k < 5)
+    assert len(results) == 9
+    assert sum("no tracks of earlier views" in r.message for r in caplog.records) == 1
 
 
 @pytest.mark.parametrize(("accepted", "new"), [(False, 1), (True, 1), (False, 3)])
