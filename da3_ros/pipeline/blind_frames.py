@@ -39,6 +39,7 @@ MOST_UNSEEN = 0.25
 MOST_CARRIED = 0.15
 UNIT_SIGMA = 0.1  # relative, of the unit of a window that shares no view with the one before
 LOST = "lost"  # the cause of views that show something, but nothing known
+BLURRED = "blurred"  # of images with less detail than usual, as of plain walls
 UNCERTAIN = "uncertain"  # of views of which the network is far less certain than usual
 REFUSED = "refused"  # of views whose window fits neither the scene nor its tracks
 
@@ -103,16 +104,26 @@ class BlindFrames:
         self, suspects: Sequence[int], window: Window, shared: Sequence[OverlapView],
         new: Sequence[PreparedView], estimate: WindowEstimate,
     ) -> list[int]:  # fmt: skip
-        """Returns the suspects without those that only the network doubts, and whose full images
-        match earlier ones: in most of their features, since something else may cover a part; where
-        the network's depth usually means nothing, and so its doubt little, in some."""
+        """Returns the suspects without those whose full images show what earlier views do.
+
+        Where only the network doubts, features match earlier ones: most of them, since something
+        else may cover a part; where the network's depth usually means nothing, and so its doubt
+        little, some. An image with little detail may show a plain wall near by: refinement would
+        join it to earlier views.
+        """
         first, ids = len(window.views) - len(new), [one.view.id for one in shared]
-        return [
+        causes = {i: new[i - first].suspect for i in suspects}
+        plain = [i for i, cause in causes.items() if cause == BLURRED]
+        known = {
             i
-            for i in suspects
-            if new[i - first].suspect
-            or not self._refinement.shows_known(new[i - first], estimate.depth[i], ids)
-        ]
+            for i, cause in causes.items()
+            if not cause and self._refinement.shows_known(new[i - first], estimate.depth[i], ids)
+        }
+        if plain:
+            estimate = without_invalid_depth(window, estimate)
+            S = self._odometry.would_place(list(shared), estimate)
+            known |= self._refinement.would_join(window, new, plain, estimate, S, self._map.table)
+        return [i for i in suspects if i not in known]
 
     def is_contradicted(self, placed: PlacedWindow) -> bool:
         """Whether a window must not move the camera: it does not fit the scene, and no tracks say

@@ -130,6 +130,14 @@ class WindowOdometry:
         fit = aligner.align(shared, estimate, range(len(shared)))
         return fit is not None and fit.accepted
 
+    def would_place(self, shared: list[OverlapView], estimate: WindowEstimate) -> Similarity:
+        """Returns ``T_local_window`` as ``place`` would set it without a measured unit; nothing
+        learns from it."""
+        fit = copy.deepcopy(self.aligner).align(shared, estimate, range(len(shared)))
+        if fit is not None and fit.accepted:
+            return fit.T_local_window
+        return _by_own_motion(shared, estimate, self._table.unit)
+
     def resize(self, cut: Cut) -> bool:
         """Brings overlap views to another image size; returns False, and changes nothing, if too
         little of the images would remain."""
@@ -306,13 +314,10 @@ class WindowOdometry:
             return fit
         self._suspects |= {a.view.id for a in shared if a.keyframe}
         inliers = fit.inliers if fit is not None else 0.0
-        newest = estimate.T_window_camera[len(shared) - 1]
         measured = self.prior.unit or unit
         self._unit_guessed = measured is None
-        held = Similarity.between(
-            shared[-1].T_local_camera,
-            newest,
-            self._table.unit if measured is None else measured[0],
+        held = _by_own_motion(
+            shared, estimate, self._table.unit if measured is None else measured[0]
         )
         reason = "the overlap views have no depth" if fit is None else fit.reason
         self.refusal = reason
@@ -382,6 +387,14 @@ class WindowOdometry:
             self.uncertainty.add_window(observation)
         else:
             self.uncertainty.begin_chain(observation, self._reference_index(window))
+
+
+def _by_own_motion(
+    shared: Sequence[OverlapView], estimate: WindowEstimate, unit: float
+) -> Similarity:
+    """Returns ``T_local_window`` by the motion in the window from its newest overlap view on."""
+    newest = estimate.T_window_camera[len(shared) - 1]
+    return Similarity.between(shared[-1].T_local_camera, newest, unit)
 
 
 # Rectifies a view again whose calibration came late, so that later windows can share it.

@@ -25,6 +25,7 @@ from da3_ros.pipeline.window_odometry import WindowOdometry
 from da3_ros.refinement.lens_calibration import LensEstimate
 from da3_ros.refinement.loop_check import (
     joined_by_tracks,
+    joined_views,
     refined_loop,
     shows_known,
     shows_mostly_known,
@@ -65,6 +66,7 @@ class WindowRefinement:
         self.refiner = WindowRefiner(self.limits, gyro=gyro)
         self._limit = TimeLimit(0.0)
         self.seconds = 0.0  # that the newest window's refinement has taken
+        self._tried_s = 0.0  # that trials of doubted views have taken since the last refinement
         self.skipped = False  # whether there was no time to look for tracks in it
         self._expected = False  # whether the next window is refined, as the newest one was
         self._led_by_prior = False  # whether the last window had the poses of a prior
@@ -116,7 +118,7 @@ class WindowRefinement:
         try:
             return self._refine(window, new, estimate, placed, odometry, table)
         finally:
-            self.seconds = time.perf_counter() - start
+            self.seconds, self._tried_s = time.perf_counter() - start + self._tried_s, 0.0
             self._limit.add(self.seconds)
 
     def _refine(
@@ -288,6 +290,24 @@ class WindowRefinement:
         except Exception as error:
             self._report_failure(f"features of view {prepared.view.id} are not compared", error)
             return False
+
+    def would_join(
+        self, window: Window, new: Sequence[PreparedView], doubted: Sequence[int],
+        estimate: WindowEstimate, S: Similarity, table: MapTable,
+    ) -> set[int]:  # fmt: skip
+        """Returns which of the ``doubted`` new views, by index, tracks would join to earlier views
+        if the window were refined where ``S`` places it in local. Nothing changes."""
+        start = time.perf_counter()
+        try:
+            images = [CameraImage(p.full, p.full_valid) for p in new]
+            trial = self.refiner.copied(images[-1])
+            trial.graph.place(self._poses(table), table.corrections)
+            return joined_views(trial, window, images, doubted, estimate, S)
+        except Exception as error:
+            self._report_failure(f"the doubted views of window {window.id} are not tried", error)
+            return set()
+        finally:
+            self._tried_s += time.perf_counter() - start
 
     def joined(
         self, window: Window, sides: Sequence[tuple[Sequence[int], Sequence[int]]],

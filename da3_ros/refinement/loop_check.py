@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from da3_ros.geometry.similarity import IDENTITY
+from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.refinement.bundle import SIZE
 from da3_ros.refinement.features import Features
 from da3_ros.refinement.refiner import (
@@ -115,6 +115,28 @@ def of_one_geometry(
 def _normalized(pixel: Array, K: Array) -> Array:
     """Returns positions [P, 2] in the image plane at distance 1."""
     return np.asarray((pixel - K[:2, 2]) / K[[0, 1], [0, 1]])
+
+
+def joined_views(
+    refiner: WindowRefiner, window: Window, images: Sequence[CameraImage], doubted: Sequence[int],
+    estimate: WindowEstimate, S: Similarity,
+) -> set[int]:  # fmt: skip
+    """Refines a window as ``WindowRefiner.refine`` does; returns which of its ``doubted`` new
+    views, by index, share enough tracks of features with the others, and have the depth of these.
+    """
+    usual = refiner.graph.noise.depth
+    if refiner.refine(window, images, estimate, S) is None:
+        return set()
+    views = refiner.graph.views
+    ids = {i: window.views[i].id for i in doubted}
+    # Doubted views do not vouch for each other.
+    known = np.concatenate([v.track for id, v in views.items() if id not in ids.values()])
+    return {
+        i
+        for i, id in ids.items()
+        if (np.intersect1d(views[id].track, known) >= 0).sum() >= MIN_SHARED_TRACKS
+        and means_something(refiner.graph.depth_error([id]), usual)
+    }
 
 
 def joined_by_tracks(

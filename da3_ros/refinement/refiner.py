@@ -5,6 +5,7 @@ Poses and lengths are those of ``local``. Not thread-safe.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import deque
 from collections.abc import Container, Mapping, Sequence
@@ -129,6 +130,15 @@ class WindowRefiner:
                 found = self.detector(image.image, image.usable)
             self._detected = newest = image.image, image.usable, found
         return newest[2]
+
+    def copied(self, image: CameraImage) -> WindowRefiner:
+        """Returns a copy in which a window can be tried by features alone: it shares nothing that
+        changes. The features of the newest image are kept for the window itself."""
+        self.features(image)
+        out = copy.copy(self)
+        out.direct = False
+        out.graph, out.calibration = copy.deepcopy((self.graph, self.calibration))
+        return out
 
     def restart(self) -> None:
         """Begins a new chain."""

@@ -453,6 +453,34 @@ def test_an_uncertain_network_does_not_blind_a_camera_whose_images_match(monkeyp
     assert trajectory_error(ours, np.array(true)) < 0.02 * way
 
 
+def shaded(image):
+    """Light from one side: large areas differ more, so that there is less detail than usual."""
+    return (0.6 * image + np.linspace(0, 80, image.shape[1])[:, None]).astype(np.uint8)
+
+
+@pytest.mark.parametrize("what", ["match", "differ", "fails"])
+def test_images_with_little_detail_are_judged_by_tracks_at_full_size(monkeypatch, what):
+    """Those of a smooth wall near by; its small images have too few features to tell."""
+    size = 336, 252
+    frames = walk(size=size)[1][: START + 6]
+    rows = slice(None, None, -1 if what == "differ" else 1)
+    faulty = frames[:START] + [
+        dataclasses.replace(f, image=shaded(f.image[rows])) for f in frames[START:]
+    ]
+    if what == "fails":
+        monkeypatch.setattr(window_refinement, "joined_views", lambda *args: 1 / 0)
+    session = TruthSession(frames, seed=1, noise=NOISES["of each view"])
+    pipeline, results = run(frames, faulty, session, True, size, process_res=56)
+    assert len(results) == len(frames)  # no frame is lost
+    assert pipeline.counters["suspect_blurred"] == 6
+    assert sum(r.blind == "blurred" for r in results) == (0 if what == "match" else 6)
+    assert (pipeline.counters["refinement_failed"] > 0) == (what == "fails")
+    if what == "match":
+        assert pipeline.counters["windows_refined"] > START
+        ours = np.array([odom(r) for r in results])
+        assert trajectory_error(ours, np.array([f.T_room_camera for f in frames])) < 0.01
+
+
 @pytest.mark.long
 def test_a_network_that_doubts_plain_walls_does_not_blind_a_camera_whose_images_match():
     """Its own small images have too few features for tracks, and its depth is right."""

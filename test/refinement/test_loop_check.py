@@ -8,19 +8,22 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from da3_ros.geometry.poses import invert_pose
+from da3_ros.geometry.similarity import IDENTITY
 from da3_ros.refinement.features import FeatureDetector
 from da3_ros.refinement.loop_check import (
     joined_by_tracks,
+    joined_views,
     of_one_geometry,
     refined_loop,
     shows_known,
     shows_mostly_known,
 )
+from da3_ros.refinement.refiner import CameraImage, WindowRefiner
 from da3_ros.refinement.solver_limits import SolverLimits
 from da3_ros.refinement.tracked_view import match, tracked_view
 from da3_ros.synthetic import Pace, SyntheticCamera
 from da3_ros.synthetic.truth import Noise, TruthSession
-from da3_ros.types import View, Window
+from da3_ros.types import View, Window, WindowEstimate
 
 SIZE = (224, 168)
 NOISE = Noise(smooth=0.05, rotation_deg=1.0, translation=0.02)
@@ -103,6 +106,47 @@ def test_the_depth_of_the_later_views_is_judged(place, nonsense, expected):
     views = range(6)
     joined = joined_by_tracks(window, [(views[:3], views[3:])], prediction, EFFORT, 0.01)
     assert joined.depth_means_something == expected
+
+
+def refined_start(frames, count):
+    """A refiner that knows the first ``count`` views; the window of all, and its estimate."""
+    views = tuple(View(i, f.stamp_ns, f.image, f.K, camera="") for i, f in enumerate(frames))
+    first = Window(0, views[:count], new=count)
+    prediction = TruthSession(frames, noise=NOISE).infer(Window(0, views, 0))
+    estimate = WindowEstimate.of(prediction)
+    begun = dataclasses.replace(
+        estimate, depth=estimate.depth[:count], T_window_camera=estimate.T_window_camera[:count],
+        K=estimate.K[:count], confidence=estimate.confidence[:count],
+    )  # fmt: skip
+    refiner = WindowRefiner(EFFORT)
+    images = [CameraImage(f.image, None) for f in frames]
+    assert refiner.refine(first, images[:count], begun, IDENTITY) is not None
+    return refiner, Window(1, views, new=len(frames) - count), images[count:], estimate
+
+
+@pytest.mark.parametrize(
+    ("new", "expected"),
+    [("same", {4, 5}), ("elsewhere", set()), ("odd depth", {4})],
+)
+def test_doubted_views_are_joined_by_tracks_and_depth(place, new, expected):
+    frames = list(place)
+    if new == "elsewhere":  # both show one location, and so do not vouch for each other
+        frames[4:] = [
+            dataclasses.replace(f, image=np.ascontiguousarray(f.image[::-1])) for f in frames[4:]
+        ]
+    refiner, window, images, estimate = refined_start(frames, 4)
+    if new == "odd depth":
+        depth, rng = estimate.depth.copy(), np.random.default_rng(0)
+        depth[5] *= np.exp(rng.normal(0, 1, depth[5].shape)).astype(np.float32)
+        estimate = dataclasses.replace(estimate, depth=depth)
+    before = [v.track.copy() for v in refiner.graph.views.values()]
+    poses = [v.T_local_camera for v in refiner.graph.views.values()]
+    trial = refiner.copied(images[-1])
+    assert joined_views(trial, window, images, [4, 5], estimate, IDENTITY) == expected
+    assert list(refiner.graph.views) == [0, 1, 2, 3]  # a trial changes nothing
+    for view, track, T in zip(refiner.graph.views.values(), before, poses, strict=True):
+        np.testing.assert_array_equal(view.track, track)
+        assert view.T_local_camera is T
 
 
 def test_what_opencv_refuses_is_no_match(place, monkeypatch):
