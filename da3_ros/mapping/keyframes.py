@@ -88,13 +88,16 @@ class KeyframeSelector:
         rest = self._newest_ids(views - len(old), last, old)
         return self._as_keyframes(old) + [self._table.view(id) for id in rest]
 
-    def is_new(self, overlap_view: OverlapView) -> bool:
-        """True if a view is far enough from all keyframes, and sharp enough, to become one."""
+    def is_new(self, overlap_view: OverlapView, motion: float = 1.0) -> bool:
+        """True if a view is far enough from all keyframes, and sharp enough, to become one.
+
+        motion: share of the limits that is far enough.
+        """
         blurred = self._is_blurred(overlap_view.view)
         if not self._keyframes:
             return True
         rotation_deg, parallax = self._motion_to(overlap_view.T_local_camera)
-        wait = BLUR_FACTOR if blurred else 1.0
+        wait = motion * (BLUR_FACTOR if blurred else 1.0)
         near = (rotation_deg <= wait * self.limits.rotation_deg) & (
             parallax <= wait * self.limits.parallax
         )

@@ -200,10 +200,10 @@ class WindowOdometry:
         for a in self.overlap_views.newest_views:
             self.newest[a.view.camera] = a.T_local_camera
 
-    def is_keyframe(self, overlap_view: OverlapView) -> bool:
+    def is_keyframe(self, overlap_view: OverlapView, motion: float = 1.0) -> bool:
         """True if a view is far enough from all keyframes to become one; doubtful depth must not
-        enter the map."""
-        return not self._depth_doubtful and self.overlap_views.is_new(overlap_view)
+        enter the map. motion: share of the usual one that is enough."""
+        return not self._depth_doubtful and self.overlap_views.is_new(overlap_view, motion)
 
     def share(
         self, overlap_view: OverlapView, *, keyframe: bool, descriptor: Array | None = None

@@ -363,7 +363,8 @@ class WindowSteps(MapListener):
             self.blind.keep_odometry(frame)
         overlap_view = self.odometry.overlap_view_of(prepared.view, frame)
         if overlap_view is not None:
-            frame = dataclasses.replace(frame, keyframe=self.odometry.is_keyframe(overlap_view))
+            keyframe = self.odometry.is_keyframe(overlap_view, self.pose_search.motion)
+            frame = dataclasses.replace(frame, keyframe=keyframe)
         descriptors = placed.prediction.descriptor
         descriptor = None if descriptors is None else descriptors[index]
         data = None
@@ -387,7 +388,8 @@ class WindowSteps(MapListener):
                 self.scene_map.add_view(frame, submap, descriptor, self.refinement.view(frame.id))
         self.counters["processed"] += 1
         self.standing.note(prepared, placed, index, self.odometry.uncertainty.at_rest)
-        self.pose_search.add(frame.stamp_ns, known=self.scene_map.submaps.pose_known)
+        known = self.scene_map.submaps.pose_known
+        self.pose_search.add(frame.stamp_ns, known=known, keyframe=frame.keyframe)
         out = self.scene_map.published(frame, self.odometry.uncertainty)
         if out.scale.metric and not self.odometry.unit_known:
             # Its unit is only assumed from earlier windows, so that its depth is not metric.
@@ -660,6 +662,9 @@ def _nearest(values: FloatImage, size: tuple[int, int]) -> FloatImage:
 
 CONFIRMED = 2  # loops that confirm a hint
 HINT_S = 30.0  # a camera that was not found is elsewhere by then
+# While the pose is looked for, frames become keyframes, and are compared with the map, after this
+# share of the usual motion; up to a number of keyframes, since the place may be unknown.
+SEARCH_MOTION, SEARCH_KEYFRAMES = 0.25, 40
 
 
 class PoseSearch:
@@ -674,7 +679,14 @@ class PoseSearch:
         self._hint_ends = -math.inf
         self._found = 0  # verified loops since the hint
         self._begin_ns: int | None = None
+        self._keyframes = 0  # since then
         self.seconds = math.nan  # of the current or last search, by stamps; NaN: there was none
+
+    @property
+    def motion(self) -> float:
+        """The share of the usual motion after which a frame becomes a keyframe."""
+        searches = self._begin_ns is not None and self._keyframes < SEARCH_KEYFRAMES
+        return SEARCH_MOTION if searches else 1.0
 
     @property
     def hint(self) -> PoseHint | None:
@@ -692,12 +704,13 @@ class PoseSearch:
         if self._found >= CONFIRMED:
             self._hint = None
 
-    def add(self, stamp_ns: int, *, known: bool) -> None:
-        """Adds a frame, and whether its pose in the map is known."""
+    def add(self, stamp_ns: int, *, known: bool, keyframe: bool = False) -> None:
+        """Adds a frame, whether its pose in the map is known, and whether it is a keyframe."""
         if known and self._begin_ns is None:
             return
         if self._begin_ns is None or stamp_ns < self._begin_ns:
-            self._begin_ns = stamp_ns
+            self._begin_ns, self._keyframes = stamp_ns, 0
+        self._keyframes += keyframe
         self.seconds = (stamp_ns - self._begin_ns) / 1e9
         if known:
             self._begin_ns = self._hint = None

@@ -27,7 +27,7 @@ from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.keyframe_store.journal import JournalError, JournalReader, JournalWriter, Record
 from da3_ros.refinement.features import FeaturesAhead
 
-FORMAT, VERSION = "da3_ros state", 41
+FORMAT, VERSION = "da3_ros state", 42
 PACKAGE = "da3_ros."
 SPREAD = 64  # bytes of memory per byte of an array, at most
 PIECE = 1 << 26  # bytes of the largest record

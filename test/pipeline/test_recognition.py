@@ -386,6 +386,35 @@ def test_the_time_of_a_search_is_that_of_its_stamps():
     assert search.seconds == 1
 
 
+def test_while_the_pose_is_looked_for_less_motion_makes_a_keyframe():
+    search, less = PoseSearch(), window_steps.SEARCH_MOTION
+    search.add(0, known=True, keyframe=True)
+    assert search.motion == 1.0
+    search.add(1, known=False, keyframe=True)
+    for k in range(2, window_steps.SEARCH_KEYFRAMES + 1):
+        assert search.motion == less
+        search.add(k, known=False)  # a frame that is none
+        search.add(k, known=False, keyframe=True)
+    assert search.motion == 1.0  # it may be in no known place
+    search.add(200, known=True)
+    search.add(201, known=False)
+    assert search.motion == less
+    search.add(202, known=True)
+    assert search.motion == 1.0
+
+
+def test_a_slow_camera_is_found_after_little_motion(metric_folder, ring, monkeypatch):
+    again = later(walked(2000, 0.6, part=slice(800, 860)))
+    sooner = resumed(metric_folder, ring, again, metric=True)
+    results = push(sooner, again)
+    found = found_at(sooner, results)
+    assert errors(results, again, ring[0].T_room_camera)[-1, 0] < 0.2
+    monkeypatch.setattr(window_steps, "SEARCH_MOTION", 1.0)
+    usual = resumed(metric_folder, ring, again, metric=True)
+    before = found_at(usual, push(usual, again))
+    assert before is None or 2 * found < before
+
+
 def test_a_hint_is_a_place_on_the_ground():
     T = np.eye(4)
     T[:3, :3] = T_ROS_MAP[:3, :3]  # optical axes: y is down

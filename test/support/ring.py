@@ -41,9 +41,11 @@ def shifted(frame, offset):
     return T
 
 
-def walked(frames=200, laps=1.3, seed=0):
+def walked(frames=200, laps=1.3, seed=0, part=slice(None)):
+    """Frames of a walk; only a ``part`` of them."""
     room = make_ring(seed)
-    poses = ring_walk(room, frames, laps)
+    poses = ring_walk(room, frames, laps)[part]
+    frames = len(poses)
     K = intrinsics(SIZE, 70.0)
     depth = np.concatenate(
         [np.asarray(render(room, poses[i : i + 40], K, SIZE).depth) for i in range(0, frames, 40)]
