@@ -294,6 +294,18 @@ class RefinedLoop:
     variance: Array
 
 
+@dataclass(frozen=True, eq=False)
+class PlacedView:
+    """Where tracks place a view among others, whose poses in local are known."""
+
+    T_local_camera: Array  # [4, 4]
+    log_scale: float  # of its true over its predicted depth, both in local
+    # [3] mean standard deviations: log scale; of an axis, rotation, rad, and position, units of
+    # local
+    sigma: Array
+    tracks: int  # that it shares with the others
+
+
 @dataclass(frozen=True)
 class MotionError:
     """Systematic error of a network's relative pose of two cameras: the same in every window.

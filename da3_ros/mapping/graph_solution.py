@@ -12,7 +12,7 @@ import numpy as np
 from da3_ros.geometry.poses import turn_between
 from da3_ros.geometry.similarity import Similarity, orthonormal
 from da3_ros.mapping.levelling import Up, common_up, with_level
-from da3_ros.mapping.pose_graph import Edge, Metric, components, marginal, optimize
+from da3_ros.mapping.pose_graph import UNKNOWNS, Edge, Metric, components, marginal, optimize
 from da3_ros.types import Array
 
 MAX_LOG_SCALE = 3.0  # log of the largest credible change of a submap's size
@@ -135,7 +135,15 @@ def with_rigid_map(
         if e.first < first_live:  # measured in the axes and the unit of a node
             to_node = poses[0].inverse() @ of_map[e.first]
             sigma = e.sigma * [1, 1, to_node.scale]
-            e = replace(e, first=first.first, measured=to_node @ e.measured, sigma=sigma)
+            whitening = e.whitening
+            if whitening is not None:
+                back = np.eye(UNKNOWNS)
+                back[4:, 4:] = to_node.R.T / to_node.scale
+                whitening = whitening @ back
+            e = replace(
+                e, first=first.first, measured=to_node @ e.measured, sigma=sigma,
+                whitening=whitening,
+            )  # fmt: skip
         out.append(e)
     return [replace(first, last=first_live - 1), *nodes[len(of_map) :]], out
 

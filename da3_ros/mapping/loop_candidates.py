@@ -6,7 +6,7 @@ import copy
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.spatial.transform import Rotation
@@ -20,7 +20,7 @@ from da3_ros.mapping.map_table import MapTable, OverlapView, ViewRow
 from da3_ros.mapping.pose_hint import PoseHint
 from da3_ros.mapping.resizing import Cut
 from da3_ros.mapping.submap_graph import SubmapGraph
-from da3_ros.types import Array, FloatImage, RefinedLoop, Window, WindowEstimate
+from da3_ros.types import Array, FloatImage, PlacedView, RefinedLoop, Window, WindowEstimate
 
 MIN_SUBMAPS_APART = 3  # submaps between the keyframes of a loop; nearer ones share windows
 MAX_CANDIDATES = 5  # most similar keyframes that are considered
@@ -33,6 +33,11 @@ MAX_ROTATION_DEG = 60.0  # rotation at which they can
 # Of a new keyframe and others: those that show the same location, the most certain first; and
 # whether all were compared, else the others are next time.
 Matching = Callable[[ViewRow, Sequence[ViewRow]], tuple[list[ViewRow], bool]]
+
+
+# Of a new view, where it may be, and views whose poses are known: where tracks place it among
+# these; None: they do not.
+Place = Callable[[OverlapView, Sequence[OverlapView]], PlacedView | None]
 
 
 class LoopCandidates:
@@ -205,6 +210,9 @@ class DriftModel:
 
 # Of a true loop: share of points that both sides see, and share of those that agree.
 MIN_VISIBLE, MIN_AGREEING = 0.15, 0.6
+# Of log depth, of all views of a chain in common, against their poses: the size that a loop shows
+# is that of its depth. Two loops that are apart show the size better.
+DEPTH_SIGMA = 0.06
 DEPTH_TOLERANCE = 0.1  # relative depth difference of points that agree
 NOISE_FACTOR = 2.0  # noise between views of two visits over noise within one window
 SIGMAS = 4.0
@@ -258,8 +266,7 @@ def measured_loop(
     seen: RefinedLoop,
     aligner: WindowAligner,
 ) -> Loop | None:
-    """Returns the loop that the estimate of a window measures; None if either side does not fit,
-    or both do not see the same surface.
+    """Returns the loop that the estimate of a window measures; None if either side does not fit.
 
     views: of the window. split: index of the first one of the new side. aligner: the stream's, for
     the noise of views within a window; it is not changed.
@@ -272,8 +279,6 @@ def measured_loop(
         if fit is None or not fit.accepted:
             return None
         fits.append(fit)
-    if not see_same_surface(estimate, split, 0):
-        return None
     drift = fits[0].T_local_window @ fits[1].T_local_window.inverse()
     variance = NOISE_FACTOR**2 * sum(fit_variance(f, estimate, split) for f in fits)
     variance = variance + seen.variance * [1, 1, fits[0].T_local_window.scale ** 2]
@@ -284,6 +289,31 @@ def measured_loop(
         old.keyframe.view.id, new.keyframe.view.id, T_old_new, variance,
         frozenset(ids[:split]), frozenset(ids[split:]),
     )  # fmt: skip
+
+
+def loop_by_tracks(
+    loop: Loop, old: PlacedKeyframe, new: PlacedKeyframe, around: Sequence[PlacedKeyframe],
+    place: Place,
+) -> Loop | None:  # fmt: skip
+    """Returns a measured loop with the new keyframe where ``place`` puts it among old ones, which
+    lie as the map knows them; None: it cannot be placed.
+
+    A window knows less: its network says how its views lie to each other, and how large it is.
+    """
+    drift = loop.drift(old.T_local_submap, new.T_local_submap)
+    view = new.view
+    start = replace(
+        view, T_local_camera=drift.pose(view.T_local_camera), depth=drift.scale * view.depth
+    )
+    found = place(start, [one.view for one in around])
+    if found is None:
+        return None
+    scale = drift.scale * math.exp(found.log_scale)
+    drift = Similarity.between(found.T_local_camera, view.T_local_camera, scale)
+    T_old_new = old.T_local_submap.inverse() @ drift @ new.T_local_submap
+    variance = found.sigma**2 / [1, 1, new.T_local_submap.scale**2]
+    variance[0] += DEPTH_SIGMA**2
+    return replace(loop, T_old_new=T_old_new, variance=variance)
 
 
 def fit_variance(fit: Alignment, estimate: WindowEstimate, index: int) -> Array:
@@ -407,6 +437,7 @@ class LoopAgreement:
 # The window that verifies a loop: two keyframes with their neighbours, in one image size.
 
 VIEWS_PER_SIDE = 3  # views of each side in the window that verifies a loop
+AROUND = 8  # old keyframes among which tracks place a new one
 
 
 def loop_window(
@@ -418,6 +449,7 @@ def loop_window(
 
     All images have the size of the new one. each: most views per side. Raises OSError.
     """
+    each = min(VIEWS_PER_SIDE, each)
     first = [_in_size_of(new, one) for one in _neighbours(keyframes, graph, old, new, each)]
     second = [_in_size_of(new, one) for one in _neighbours(keyframes, graph, new, new, each)]
     views = tuple(one.view for one in first + second)
@@ -442,14 +474,22 @@ def _neighbours(
     for away in range(1, len(keyframes)):
         around = [keyframes[i] for i in (at - away, at + away) if 0 <= i < len(keyframes)]
         near = [one for one in around if abs(one.submap - keyframe.submap) <= 1]
-        if not near or len(found) >= min(VIEWS_PER_SIDE, most):
+        if not near or len(found) >= most:
             break
         found += [
             one
             for one in near
             if graph.in_one_chain(keyframe.submap, one.submap) and cut_to(one, new)
         ]
-    return found[: min(VIEWS_PER_SIDE, most)]
+    return found[:most]
+
+
+def keyframes_around(
+    keyframes: LoopKeyframes, graph: SubmapGraph, old: ViewRow, new: ViewRow
+) -> list[ViewRow]:
+    """Returns an old keyframe and those nearest to it in time, with their arrays. Raises
+    OSError."""
+    return [one.loaded() for one in _neighbours(keyframes, graph, old, new, AROUND)]
 
 
 def _in_size_of(new: ViewRow, keyframe: ViewRow) -> ViewRow:

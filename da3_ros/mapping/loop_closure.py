@@ -37,9 +37,13 @@ from da3_ros.mapping.loop_candidates import (
     LoopAgreement,
     LoopCandidates,
     Matching,
+    Place,
+    keyframes_around,
+    loop_by_tracks,
     loop_window,
     measured_loop,
     placed_ends,
+    see_same_surface,
     sharing_no_view,
 )
 from da3_ros.mapping.loop_keyframes import (
@@ -52,7 +56,7 @@ from da3_ros.mapping.map_table import KeyframeFile, MapListener, MapTable, ViewR
 from da3_ros.mapping.pose_graph import Metric
 from da3_ros.mapping.pose_hint import PoseHint
 from da3_ros.mapping.recognition import Recognition
-from da3_ros.mapping.submap_graph import Absorbed, SubmapGraph, with_lever_arm
+from da3_ros.mapping.submap_graph import Absorbed, SubmapGraph
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.types import Array, RefinedLoop, Window, WindowEstimate
 
@@ -414,6 +418,7 @@ class LoopClosure(MapListener):
         pose_known: bool = True,
         hint: PoseHint | None = None,
         matching: Matching | None = None,
+        place: Place | None = None,
     ) -> None:
         """Verifies a candidate for a loop with the newest keyframe, every ``loop.every`` windows,
         or after each one for a while if the pose in the map is unknown.
@@ -423,7 +428,8 @@ class LoopClosure(MapListener):
         not change it. refine: returns the estimate of a window with poses by tracks, or None if
         too few tracks connect its parts before and after an index; not given: the network's poses
         count. hint: where the camera may be: keyframes there are compared after each window, also
-        if its pose is known. matching: finds keyframes by their images.
+        if its pose is known. matching: finds keyframes by their images. place: places a keyframe
+        among others by tracks.
         """
         if not self.enabled or self._solving is not None or views < 2:
             return
@@ -454,24 +460,21 @@ class LoopClosure(MapListener):
         refined: RefinedLoop | None = RefinedLoop(estimate, np.zeros(3))
         if refine is not None:
             refined = refine(window, split, estimate)
-        if self._verify(old, keyframes, refined, aligner):
+        if self._verify(old, keyframes, refined, aligner, place):
             self.solve(metric)
 
     def _verify(
-        self, old: ViewRow, keyframes: Sequence[ViewRow],
-        seen: RefinedLoop | None, aligner: WindowAligner,
+        self, old: ViewRow, keyframes: Sequence[ViewRow], seen: RefinedLoop | None,
+        aligner: WindowAligner, place: Place | None = None,
     ) -> bool:  # fmt: skip
         """Verifies a candidate by what its window of ``keyframes`` has seen; None: refused.
 
         Returns True if two loops agree, so that the graph should be solved now. aligner: the
-        stream's, for the noise of views within a window; it is not changed.
+        stream's, for the noise of views within a window; it is not changed. place: as in
+        ``try_close_loop``.
         """
-        new, loop = self.candidates.new, None
-        if seen is not None:
-            split = [k.view.id for k in keyframes].index(new.view.id)
-            views = [PlacedKeyframe.of(k, self._submaps).view for k in keyframes]
-            there, here = (PlacedKeyframe.of(k, self._submaps) for k in (old, new))
-            loop = measured_loop(there, here, views, split, seen, aligner)
+        new = self.candidates.new
+        loop = None if seen is None else self._measured(old, new, keyframes, seen, aligner, place)
         strict = self.doubts_joins and self._is_by_join(old.submap, new.submap)
         if loop is None or not self._agreement.is_possible(loop, strict=strict):
             self.refused += 1
@@ -492,6 +495,30 @@ class LoopClosure(MapListener):
             return True
         self._unconfirmed = [*self._unconfirmed[1 - MAX_UNCONFIRMED :], loop]
         return False
+
+    def _measured(
+        self, old: ViewRow, new: ViewRow, keyframes: Sequence[ViewRow], seen: RefinedLoop,
+        aligner: WindowAligner, place: Place | None,
+    ) -> Loop | None:  # fmt: skip
+        """Returns the loop that a window of ``keyframes`` has seen, as tracks measure it among the
+        old keyframes; else as the network does, if both sides see the same surface; else None."""
+        split = [k.view.id for k in keyframes].index(new.view.id)
+        views = [PlacedKeyframe.of(k, self._submaps).view for k in keyframes]
+        there, here = (PlacedKeyframe.of(k, self._submaps) for k in (old, new))
+        loop = measured_loop(there, here, views, split, seen, aligner)
+        if loop is None:
+            return None
+        if place is not None:
+            try:
+                some = keyframes_around(self.keyframes, self._graph, old, new)
+            except OSError as error:
+                log.warning("a keyframe of the loaded scene cannot be read: %s", error)
+                some = []
+            around = [PlacedKeyframe.of(k, self._submaps) for k in some]
+            by_tracks = loop_by_tracks(loop, there, here, around, place) if around else None
+            if by_tracks is not None:
+                return by_tracks
+        return loop if see_same_surface(seen.estimate, split, 0) else None
 
     def _is_by_join(self, old: int, new: int) -> bool:
         """Whether only what has joined the chain of the submap ``new`` to others tells where it
@@ -591,12 +618,10 @@ class LoopClosure(MapListener):
     def _add_to_graph(self, loop: Loop) -> None:
         """Adds a loop to the graph, between the submaps of its keyframes."""
         old, new = placed_ends(loop, self._submaps)
-        begin = self._graph.pose(self._graph.node(new.keyframe.submap)).t
-        arm = float(np.linalg.norm(new.centre - begin))
         own = loop.variance * [1, 1, new.T_local_submap.scale**2]
-        variance = with_lever_arm(own, arm) + old.variance + new.variance
+        variance = own + old.variance + new.variance
         drift = loop.drift(old.T_local_submap, new.T_local_submap)
-        self._graph.add_loop(old.keyframe.submap, new.keyframe.submap, drift, variance)
+        self._graph.add_loop(old.keyframe.submap, new.keyframe.submap, drift, variance, new.centre)
         self.candidates.note_loop(loop.new)
         self._note_support(loop, old.keyframe.submap, new.keyframe.submap)
 

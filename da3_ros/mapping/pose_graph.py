@@ -12,7 +12,7 @@ wheels for Python 3.10, and two solvers would give two answers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,21 @@ Metric = bool | NDArray[np.bool_]  # whether scales are known: of all nodes, or 
 
 
 @dataclass(frozen=True, eq=False)
+class Pivot:
+    """Where a node was measured: its position is known better there than at its origin."""
+
+    at: Array  # [3] in the axes and the unit of node ``second``
+    sigma: Array  # [3] of log scale, rotation, and position there (units of ``first``)
+
+    def whitening(self, measured: Similarity) -> Array:
+        """Returns the square root [7, 7] of the information of an edge, see ``Edge``."""
+        moved = np.eye(UNKNOWNS)  # of the position there, by what the node does
+        arm = measured.scale * measured.R
+        moved[4:, 0], moved[4:, 1:4] = arm @ self.at, -arm @ cross_matrices(self.at[None])[0]
+        return np.asarray(moved / self.sigma[[0, 1, 1, 1, 2, 2, 2], None])
+
+
+@dataclass(frozen=True, eq=False)
 class Edge:
     """A measurement of node ``second`` in the axes and the unit of node ``first``."""
 
@@ -45,6 +60,14 @@ class Edge:
     # [7, 7] square root of the information of log scale, rotation (in the axes of ``second``) and
     # position; None: by ``sigma``
     whitening: Array | None = None
+    pivot: Pivot | None = None  # gives the whitening once the edge is solved; None: unknown
+
+    @property
+    def whitened(self) -> Edge:
+        """The edge with the whitening that its pivot gives, if it has one."""
+        if self.pivot is None:
+            return self
+        return replace(self, whitening=self.pivot.whitening(self.measured), pivot=None)
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,7 +26,7 @@ from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.graph_solution import Joint, Node, Problem, with_rigid_map
 from da3_ros.mapping.levelling import Up, angle, common_up, mean_up
 from da3_ros.mapping.map_table import MapTable
-from da3_ros.mapping.pose_graph import Edge, Metric, components
+from da3_ros.mapping.pose_graph import Edge, Metric, Pivot, components
 from da3_ros.types import Array
 
 MAX_NODES = 256
@@ -168,17 +168,26 @@ class SubmapGraph:
             for k, up in ups.items()
         )
 
-    def add_loop(self, old: int, new: int, drift: Similarity, variance: Array) -> None:
+    def add_loop(
+        self, old: int, new: int, drift: Similarity, variance: Array,
+        centre: Array | None = None,
+    ) -> None:  # fmt: skip
         """Adds a loop between the nodes of two submaps.
 
         drift: maps what moves with the new one to where the old one measures it. variance: [3] of
-        the new node's pose in that measurement.
+        that measurement, position at the new camera's ``centre`` [3]; None: at the new node.
         """
         first, second = self.node(old), self.node(new)
-        there = self.pose(first)
-        sigma = np.sqrt(variance) / [1, 1, there.scale]
-        measured = there.inverse() @ drift @ self.pose(second)
-        self._edges.append(Edge(first.first, second.first, measured, sigma, loop=True))
+        there, here = self.pose(first), self.pose(second)
+        units = np.array([1, 1, there.scale])
+        centre = here.t if centre is None else centre
+        pivot = Pivot(here.inverse().points(centre), np.sqrt(variance) / units)
+        arm = float(np.linalg.norm(centre - here.t))
+        sigma = np.sqrt(with_lever_arm(variance, arm)) / units
+        measured = there.inverse() @ drift @ here
+        self._edges.append(
+            Edge(first.first, second.first, measured, sigma, loop=True, pivot=pivot)
+        )
         most = MAX_LIVE_LOOPS if self._submaps.first_live else MAX_LOOPS
         if len(self._live_loops()) > most:
             self._forget_loop()
@@ -429,7 +438,7 @@ class SubmapGraph:
     ) -> Problem:
         """Returns what ``solve`` needs; a copy, because it may be solved on another thread."""
         loops = tuple((e.first, e.second) for e in self._edges if e.loop)
-        nodes, edges = self.nodes, self._edges
+        nodes, edges = self.nodes, [e.whitened for e in self._edges]
         if self.map_size > 1:
             poses = [self.pose(node) for node in nodes]
             nodes, edges = with_rigid_map(nodes, poses, edges, self._submaps.first_live)
@@ -474,11 +483,15 @@ def reattached(edge: Edge, a: int, b: int, T_a_b: Similarity, tie: Edge) -> Edge
         arm = to_b.scale * float(np.linalg.norm(edge.measured.t))
         own = np.square(edge.sigma) * [1, 1, to_b.scale**2]
         variance = own + with_lever_arm(np.square(tie.sigma), arm)
-        return dataclasses.replace(edge, first=a, measured=measured, sigma=np.sqrt(variance))
+        return dataclasses.replace(
+            edge, first=a, measured=measured, sigma=np.sqrt(variance), pivot=None
+        )
     back = T_a_b.inverse()
     measured = edge.measured @ back
     arm = edge.measured.scale * float(np.linalg.norm(back.t))
     # The tie's position is in the unit of ``a``; the edge's in the unit of its first node.
     went = np.square(tie.sigma) * [1, 1, measured.scale**2]
     variance = with_lever_arm(np.square(edge.sigma), arm) + with_lever_arm(went, arm)
-    return dataclasses.replace(edge, second=a, measured=measured, sigma=np.sqrt(variance))
+    return dataclasses.replace(
+        edge, second=a, measured=measured, sigma=np.sqrt(variance), pivot=None
+    )

@@ -174,7 +174,7 @@ class StoredAlignment:
         return MeasuredCamera(
             node, back @ Similarity.from_pose(T),
             other, other_back @ Similarity.from_pose(found.T_local_camera),
-            found.sigma * [1.0, other_back.scale], self._depth / self.poses.now[node].scale,
+            found.sigma[1:] * [1.0, other_back.scale], self._depth / self.poses.now[node].scale,
         )  # fmt: skip
 
     def _seeing(self, points: Array, group: int, others: StoredViews, nodes: Array) -> list[int]:

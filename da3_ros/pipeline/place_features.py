@@ -8,14 +8,19 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
+from scipy.spatial import cKDTree
 
 from da3_ros.geometry.projection import resize_K
-from da3_ros.mapping.map_table import MapListener, ViewRow
+from da3_ros.mapping.map_table import MapListener, OverlapView, ViewRow
 from da3_ros.refinement.features import FeatureDetector, Features
 from da3_ros.refinement.loop_check import of_one_geometry
-from da3_ros.refinement.tracked_view import match
+from da3_ros.refinement.solver_limits import SolverLimits
+from da3_ros.refinement.tracked_view import TrackedView, match
+from da3_ros.refinement.view_among_others import place_among
+from da3_ros.types import Array, PlacedView
 
 FEATURES, PIXELS = 200, 100_000  # of a keyframe; pixels of its image, at most, else shrunk
 FEWEST = 12  # matches of one geometry; of other rooms there are 8 at most
@@ -88,3 +93,48 @@ class PlaceFeatures(MapListener):
         )
         agree = of_one_geometry(there.pixel[pairs[:, 1]], K_old, here.pixel[pairs[:, 0]], K_new)
         return int(agree.sum())
+
+
+# Places a keyframe among others by the features of their small images.
+
+# Features and tracks over those of a window: a loop is measured once, and its error stays.
+MORE_FEATURES, MORE_TRACKS = 2.5, 2.0
+NEAR_SAMPLE = 2.0  # distance of a feature from the next sample with depth, over the samples' own
+
+
+def keyframe_among(
+    new: OverlapView, others: Sequence[OverlapView], limits: SolverLimits, depth_noise: float
+) -> PlacedView | None:
+    """Returns where tracks place a keyframe among others, whose poses in local are held; None:
+    they do not determine it.
+
+    new: with the pose where it may be. limits: of a window. depth_noise: as of ``place_among``.
+    """
+    limits = replace(
+        limits, features=int(MORE_FEATURES * limits.features),
+        tracks=int(MORE_TRACKS * limits.tracks),
+    )  # fmt: skip
+    detector = FeatureDetector(limits.features, limits.pixels)
+    *known, view = [_tracked(one, id, detector) for id, one in enumerate((*others, new))]
+    return place_among(view, known, limits, depth_noise)
+
+
+def _tracked(one: OverlapView, id: int, detector: FeatureDetector) -> TrackedView:
+    """Returns a keyframe with its features, and its depth at them."""
+    features = detector(one.view.image, one.view.valid)
+    size = one.view.image.shape[1], one.view.image.shape[0]
+    K = resize_K(one.K, size, features.shape[::-1])
+    at = features.pixel * (size[0] / features.shape[1], size[1] / features.shape[0])
+    log_depth = _log_depth(one, at, size)
+    return TrackedView(id, one.view.camera, features, K, one.T_local_camera, log_depth)
+
+
+def _log_depth(one: OverlapView, at: Array, size: tuple[int, int]) -> Array:
+    """Returns the logarithm [M] of a keyframe's depth at positions [M, 2] in its image: that of
+    the nearest sample; NaN where none is near."""
+    if not len(one.pixels) or not len(at):
+        return np.full(len(at), np.nan)
+    row, column = np.divmod(one.pixels, size[0])
+    away, nearest = cKDTree(np.column_stack((column, row)) + 0.5).query(at)
+    spacing = np.sqrt(size[0] * size[1] / len(one.pixels))
+    return np.where(away < NEAR_SAMPLE * spacing, np.log(one.depth[nearest]), np.nan)

@@ -19,7 +19,8 @@ from da3_ros.inertial.gyro_turns import GyroTurns
 from da3_ros.keyframe_store.keyframe import NO_TRACKS as NO_STORED_TRACKS
 from da3_ros.keyframe_store.keyframe import Tracks as StoredTracks
 from da3_ros.mapping.alignment import Alignment
-from da3_ros.mapping.map_table import MapTable
+from da3_ros.mapping.map_table import MapTable, OverlapView
+from da3_ros.pipeline.place_features import keyframe_among
 from da3_ros.pipeline.window_builder import PreparedView
 from da3_ros.pipeline.window_odometry import WindowOdometry
 from da3_ros.refinement.lens_calibration import LensEstimate
@@ -43,7 +44,15 @@ from da3_ros.refinement.self_calibration import NO_CHANGE
 from da3_ros.refinement.solver_limits import SolverLimits, TimeLimit, choose_limits
 from da3_ros.refinement.tracked_view import TrackedView, log_depth_at
 from da3_ros.scale_sources.interface import ScaleSource
-from da3_ros.types import Array, FloatImage, RefinedLoop, ScaleMeasurement, Window, WindowEstimate
+from da3_ros.types import (
+    Array,
+    FloatImage,
+    PlacedView,
+    RefinedLoop,
+    ScaleMeasurement,
+    Window,
+    WindowEstimate,
+)
 
 log = logging.getLogger(__name__)
 
@@ -250,6 +259,15 @@ class WindowRefinement:
             return refined_loop(window, split, estimate, self.limits, noise)
         except Exception as error:
             self._report_failure(f"a loop is not refined, window {window.id}", error)
+            return None
+
+    def placed(self, new: OverlapView, others: Sequence[OverlapView]) -> PlacedView | None:
+        """Returns where tracks place a keyframe among others whose poses are known, by their small
+        images; None: they do not."""
+        try:
+            return keyframe_among(new, others, self.limits, self.refiner.graph.noise.depth)
+        except Exception as error:
+            self._report_failure(f"keyframe {new.view.id} is not placed by tracks", error)
             return None
 
     @property

@@ -346,6 +346,7 @@ class WindowSteps(MapListener):
                 self.refinement.loop if self.config.refinement.enabled else None,
                 self.pose_search.hint,
                 self.places.matching if self.config.refinement.enabled else None,
+                self.refinement.placed if self.config.refinement.enabled else None,
             )
             if self._imu is not None:  # else nothing has said what is up in a submap
                 self.scene_map.hold_level()

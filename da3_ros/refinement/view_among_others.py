@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from da3_ros.refinement.bundle import SIZE, PosePriors
 from da3_ros.refinement.sliding_graph import SlidingGraph, ViewErrors
 from da3_ros.refinement.solver_limits import SolverLimits
 from da3_ros.refinement.tracked_view import TrackedView
-from da3_ros.types import Array
+from da3_ros.types import Array, PlacedView
 
 MIN_TRACKS = 20  # that the view shares with the others
 # Standard deviations of the other views: log scale; rotation, rad; position over depth.
@@ -19,26 +18,18 @@ HELD_SIGMA = (0.02, 0.0005, 0.0005)
 MAX_SIGMA = 0.02  # of its position over depth; more is no measurement
 
 
-@dataclass(frozen=True, eq=False)
-class PlacedView:
-    """Where a view is among others."""
-
-    T_local_camera: Array  # [4, 4]
-    sigma: (
-        Array  # [2] mean standard deviations of an axis: rotation, rad; position, units of local
-    )
-    tracks: int
-
-
 def place_among(
-    view: TrackedView, others: Sequence[TrackedView], limits: SolverLimits
-) -> PlacedView | None:
+    view: TrackedView, others: Sequence[TrackedView], limits: SolverLimits,
+    depth_noise: float = 0.0,
+) -> PlacedView | None:  # fmt: skip
     """Returns the pose of a view among others, whose poses in local are held; None: its tracks do
     not determine it.
 
-    The view's own pose is the start; poses and tracks of all these views change.
+    The view's own pose is the start; poses and tracks of all these views change. depth_noise:
+    usual standard deviation of log depth, if it is larger than that assumed at first.
     """
     graph = SlidingGraph(limits.tracks, limits.steps, free=1)
+    graph.noise.depth = max(graph.noise.depth, depth_noise)
     for other in others:
         T = other.T_local_camera
         graph.add(other, list(graph.views))
@@ -51,12 +42,12 @@ def place_among(
     if done is None or done.errors is None or done.ids != [view.id]:
         return None
     variance = _variance(done.errors, len(done.held), done.depth)
-    sigma = np.sqrt([variance[1:4].mean(), variance[4:].mean()])
+    sigma = np.sqrt([variance[0], variance[1:4].mean(), variance[4:].mean()])
     seen = np.concatenate([o.track for o in others])
     tracks = int(np.isin(view.track[view.track >= 0], seen).sum())
-    if tracks < MIN_TRACKS or not sigma[1] < MAX_SIGMA * done.depth:
+    if tracks < MIN_TRACKS or not sigma[2] < MAX_SIGMA * done.depth:
         return None
-    return PlacedView(view.T_local_camera, sigma, tracks)
+    return PlacedView(view.T_local_camera, view.log_scale, sigma, tracks)
 
 
 def _variance(errors: ViewErrors, held: int, depth: float) -> Array:

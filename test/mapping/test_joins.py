@@ -11,9 +11,10 @@ from da3_ros.mapping import loop_candidates, loop_closure
 from da3_ros.mapping.alignment import Alignment, WindowAligner
 from da3_ros.mapping.loop_candidates import Loop
 from da3_ros.mapping.loop_closure import LoopClosure
+from da3_ros.mapping.loop_keyframes import PlacedKeyframe
 from da3_ros.mapping.map_table import OverlapView
 from da3_ros.mapping.pose_hint import PoseHint
-from da3_ros.types import View
+from da3_ros.types import PlacedView, RefinedLoop, View
 
 K = np.array([[20.0, 0, 14], [0, 20.0, 14], [0, 0, 1]])
 SURE = np.diag([1e-3, *[3e-4] * 3, *[1e-3] * 3]) ** 2
@@ -71,9 +72,11 @@ def looks(closer, monkeypatch, pairs, drift):
             frozenset(range(old - 1, old + 2)), frozenset(range(new - 1, new + 2)),
         )  # fmt: skip
         monkeypatch.setattr(loop_closure, "measured_loop", lambda *_, found=loop: found)
+        monkeypatch.setattr(loop_closure, "see_same_surface", lambda *_: True)
         closer.candidates._from = new, lambda _: True
         window = [rows[old], rows[new]]
-        solves = closer._verify(rows[old], window, seen=object(), aligner=WindowAligner())
+        seen = RefinedLoop(None, np.zeros(3))
+        solves = closer._verify(rows[old], window, seen, aligner=WindowAligner())
         if solves:
             closer.solve(True)
             table.correct(closer.collect(wait=True).at(table.T_map_local))
@@ -96,6 +99,53 @@ def test_two_looks_that_compare_the_same_views_are_one(closer, monkeypatch):
     """They may repeat one error; three are enough."""
     assert looks(closer, monkeypatch, [(4, 24), (5, 28), (4, 32)], RIGHT) == [False, False, True]
     assert error(closer) < 0.02
+
+
+@pytest.mark.parametrize("surface", [True, False])
+@pytest.mark.parametrize("known", ["placed", "not placed", "unread"])
+def test_a_loop_is_as_tracks_measure_it(closer, monkeypatch, caplog, known, surface):
+    """A window says only where to begin; and what the network sees counts without tracks alone."""
+    rows, table = {k.view.id: k for k in closer.keyframes}, closer._submaps
+    old, new = rows[4], rows[24]
+    here = PlacedKeyframe.of(new, table)
+    ends = [table.T_local_submap(one.submap) for one in (old, new)]
+    away = Similarity(1.5, TURN, np.array([0.1, 0, 0]))
+    loop = Loop(4, 24, ends[0].inverse() @ away @ ends[1], VARIANCE, frozenset([4]))
+    monkeypatch.setattr(loop_closure, "measured_loop", lambda *_: loop)
+    monkeypatch.setattr(loop_closure, "see_same_surface", lambda *_: surface)
+    true = Similarity.from_pose(begin(24)).pose(np.eye(4))
+    true[:3, :3], true[2, 3] = TURN.T, 0.2
+    asked, sigma = [], np.array([0.01, 0.002, 0.02])
+
+    def place(start, others):
+        asked.append((start, others))
+        return PlacedView(true, 0.1, sigma, 50) if known == "placed" else None
+
+    if known == "unread":
+        monkeypatch.setattr(loop_closure, "keyframes_around", unread)
+    seen = RefinedLoop(None, np.zeros(3))
+    found = closer._measured(old, new, [old, new], seen, WindowAligner(), place)
+    if known != "unread":
+        start, others = asked[0]
+        np.testing.assert_allclose(start.T_local_camera, away.pose(here.T_local_camera))
+        np.testing.assert_allclose(start.depth, 1.5 * here.view.depth)
+        near = [one.view.id for one in others]
+        assert near[0] == 4
+        assert sorted(near) == list(range(8))  # of its chain, nearest in time
+    assert ("cannot be read" in caplog.text) == (known == "unread")
+    if known != "placed":
+        assert found is (loop if surface else None)
+        return
+    drift = found.drift(*ends)
+    np.testing.assert_allclose(drift.pose(here.T_local_camera), true, atol=1e-9)
+    assert drift.scale == pytest.approx(1.5 * np.exp(0.1))
+    assert (found.old, found.new, found.old_side) == (4, 24, frozenset([4]))
+    np.testing.assert_allclose(found.variance[1:], sigma[1:] ** 2)
+    assert found.variance[0] > 0.04**2  # depth of all views may be off in common
+
+
+def unread(*_):
+    raise OSError("a damaged file")
 
 
 ASKEW = Similarity(1.0, Rotation.from_rotvec([0, 0.025, 0]).as_matrix(), np.array([0, 0, 0.1]))

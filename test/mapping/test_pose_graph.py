@@ -7,8 +7,16 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from da3_ros.geometry.similarity import Similarity
-from da3_ros.mapping.pose_graph import Edge, _GraphArrays, components, marginal, optimize
+from da3_ros.geometry.similarity import IDENTITY, Similarity
+from da3_ros.mapping.graph_solution import Node, with_rigid_map
+from da3_ros.mapping.pose_graph import (
+    Edge,
+    Pivot,
+    _GraphArrays,
+    components,
+    marginal,
+    optimize,
+)
 
 SIGMA = np.array([0.02, 0.01, 0.02])
 LOOP = np.array([0.005, 0.003, 0.01])
@@ -52,6 +60,37 @@ def walk(count=40, seed=0, metric=False, loops=((0, -1),)):
         seen = disturbed(true[first].inverse() @ true[second], certain, rng)
         edges.append(Edge(first, second, seen, certain, loop=True))
     return true, drifted, edges
+
+
+@pytest.mark.parametrize("pivots", [True, False])
+def test_two_looks_that_are_apart_show_the_size(pivots):
+    """Each knows where it is, and not how large the second node is."""
+    turn = Rotation.from_rotvec([0.1, 0.2, 0.3]).as_matrix()
+    true = Similarity(2.0, turn, np.array([1.0, 2, 3]))
+    own, edges = np.array([0.1, 0.002, 0.01]), []
+    for at in (np.zeros(3), np.array([3.0, 1, 0])):
+        measured = Similarity(2.2, turn, np.zeros(3))
+        measured = Similarity(2.2, turn, true.points(at) - measured.points(at))
+        sigma = np.hypot(own, [0, 0, 0.1 * 2.2 * np.linalg.norm(at)])
+        pivot = Pivot(at, own) if pivots else None
+        edges.append(Edge(0, 1, measured, sigma, loop=True, pivot=pivot).whitened)
+    found = optimize([IDENTITY, edges[0].measured], edges, fixed=0).nodes[1]
+    assert found.scale == pytest.approx(2.0 if pivots else 2.2, rel=0.01)
+    if pivots:
+        np.testing.assert_allclose(found.points(np.ones(3)), true.points(np.ones(3)), atol=0.02)
+
+
+def test_a_pivot_counts_the_same_in_the_axes_of_another_node():
+    rng = np.random.default_rng(0)
+    poses = [disturbed(one, [0.5, 0.5, 0.5], rng) for one in circle(3)]
+    pivot = Pivot(rng.normal(size=3), np.array([0.1, 0.02, 0.03]))
+    measured = disturbed(poses[1].inverse() @ poses[2], SIGMA, rng)
+    edge = Edge(1, 2, measured, SIGMA, loop=True, pivot=pivot).whitened
+    nodes = [Node(k, k) for k in range(3)]
+    _, (moved,) = with_rigid_map(nodes, poses, [edge], first_live=2)
+    assert moved.first == 0
+    own, now = (_GraphArrays(poses, [e], 0, False, None).residual() for e in (edge, moved))
+    np.testing.assert_allclose(now, own, rtol=1e-6)
 
 
 def test_derivatives_equal_finite_differences():

@@ -4,14 +4,17 @@ import dataclasses
 
 import numpy as np
 import pytest
+from scipy.spatial.transform import Rotation
 
-from da3_ros.mapping.map_table import ViewRow
+from da3_ros.mapping.map_table import OverlapView, ViewRow
 from da3_ros.pipeline import place_features
-from da3_ros.pipeline.place_features import PlaceFeatures
+from da3_ros.pipeline.place_features import PlaceFeatures, keyframe_among
+from da3_ros.refinement.solver_limits import SolverLimits
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.types import View
 
 SIZE = (224, 168)
+EFFORT = SolverLimits.full(400)
 
 
 def rows(seed, first, count=6):
@@ -47,6 +50,55 @@ def test_the_same_location_is_found_and_no_other(room, others):
     assert set(ids(found)) <= set(ids(room[1:]))
     assert len(ids(found)) >= 3
     assert ids(found)[0] in (1, 2)  # the most certain first
+
+
+def views(seed, depth_noise=0.03, count=10):
+    """Keyframes of a walk as they are kept, with their true poses."""
+    camera = SyntheticCamera(seed, SIZE, walk="strafe", frames=count, rate_hz=3)
+    out, rng = [], np.random.default_rng(seed)
+    for k, f in enumerate(camera):
+        index = np.arange(0, f.depth.size, 37)
+        depth = f.depth.reshape(-1)[index] * np.exp(rng.normal(0, depth_noise, len(index)))
+        view = View(k, k, f.image, f.K)
+        out.append(OverlapView(view, f.K, f.T_room_camera, index, depth, np.ones(len(index))))
+    return out
+
+
+def moved(view, metres, degrees):
+    T = np.eye(4)
+    T[:3, :3] = Rotation.from_euler("y", degrees, degrees=True).as_matrix()
+    T[:3, 3] = metres, 0, metres
+    return dataclasses.replace(view, T_local_camera=view.T_local_camera @ T)
+
+
+def test_a_keyframe_is_placed_among_others_by_tracks():
+    *others, new = views(42)
+    start = dataclasses.replace(moved(new, 0.1, 3.0), depth=new.depth / 1.03)
+    found = keyframe_among(start, others, EFFORT, 0.0)
+    away = np.linalg.norm(found.T_local_camera[:3, 3] - new.T_local_camera[:3, 3])
+    turn = Rotation.from_matrix(new.T_local_camera[:3, :3].T @ found.T_local_camera[:3, :3])
+    assert away < min(4 * found.sigma[2], 0.02)
+    assert turn.magnitude() < min(4 * found.sigma[1], np.radians(0.3))
+    assert 0 < found.log_scale < 0.05
+    assert found.tracks >= 20
+
+
+def test_what_shows_another_location_is_not_placed():
+    *others, new = views(42)
+    other = dataclasses.replace(views(7)[-1], T_local_camera=new.T_local_camera)
+    assert keyframe_among(other, others, EFFORT, 0.0) is None
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_keyframe_without_depth_is_placed_by_that_of_others(count):
+    *others, new = views(42)
+    few = dataclasses.replace(
+        new, pixels=new.pixels[:count], depth=new.depth[:count], confidence=new.confidence[:count]
+    )
+    found = keyframe_among(few, others, EFFORT, 0.0)
+    away = np.linalg.norm(found.T_local_camera[:3, 3] - new.T_local_camera[:3, 3])
+    assert away < 0.02
+    assert abs(found.log_scale) < 0.05
 
 
 def test_many_are_looked_at_one_after_the_other(room, others, monkeypatch):
