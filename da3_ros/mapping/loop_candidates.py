@@ -37,7 +37,7 @@ Matching = Callable[[ViewRow, Sequence[ViewRow]], tuple[list[ViewRow], bool]]
 
 # Of a new view, where it may be, and views whose poses are known: where tracks place it among
 # these; None: they do not.
-Place = Callable[[OverlapView, Sequence[OverlapView]], PlacedView | None]
+Placing = Callable[[OverlapView, Sequence[OverlapView]], PlacedView | None]
 
 
 class LoopCandidates:
@@ -293,10 +293,10 @@ def measured_loop(
 
 def loop_by_tracks(
     loop: Loop, old: PlacedKeyframe, new: PlacedKeyframe, around: Sequence[PlacedKeyframe],
-    place: Place,
+    placing: Placing,
 ) -> Loop | None:  # fmt: skip
-    """Returns a measured loop with the new keyframe where ``place`` puts it among old ones, which
-    lie as the map knows them; None: it cannot be placed.
+    """Returns a measured loop with the new keyframe where ``placing`` puts it among old ones, as
+    the map knows these; None: it cannot be placed.
 
     A window knows less: its network says how its views lie to each other, and how large it is.
     """
@@ -305,7 +305,7 @@ def loop_by_tracks(
     start = replace(
         view, T_local_camera=drift.pose(view.T_local_camera), depth=drift.scale * view.depth
     )
-    found = place(start, [one.view for one in around])
+    found = placing(start, [one.view for one in around])
     if found is None:
         return None
     scale = drift.scale * math.exp(found.log_scale)

@@ -37,7 +37,7 @@ from da3_ros.mapping.loop_candidates import (
     LoopAgreement,
     LoopCandidates,
     Matching,
-    Place,
+    Placing,
     keyframes_around,
     loop_by_tracks,
     loop_window,
@@ -418,7 +418,7 @@ class LoopClosure(MapListener):
         pose_known: bool = True,
         hint: PoseHint | None = None,
         matching: Matching | None = None,
-        place: Place | None = None,
+        placing: Placing | None = None,
     ) -> None:
         """Verifies a candidate for a loop with the newest keyframe, every ``loop.every`` windows,
         or after each one for a while if the pose in the map is unknown.
@@ -428,7 +428,7 @@ class LoopClosure(MapListener):
         not change it. refine: returns the estimate of a window with poses by tracks, or None if
         too few tracks connect its parts before and after an index; not given: the network's poses
         count. hint: where the camera may be: keyframes there are compared after each window, also
-        if its pose is known. matching: finds keyframes by their images. place: places a keyframe
+        if its pose is known. matching: finds keyframes by their images. placing: places a keyframe
         among others by tracks.
         """
         if not self.enabled or self._solving is not None or views < 2:
@@ -460,21 +460,23 @@ class LoopClosure(MapListener):
         refined: RefinedLoop | None = RefinedLoop(estimate, np.zeros(3))
         if refine is not None:
             refined = refine(window, split, estimate)
-        if self._verify(old, keyframes, refined, aligner, place):
+        if self._verify(old, keyframes, refined, aligner, placing):
             self.solve(metric)
 
     def _verify(
         self, old: ViewRow, keyframes: Sequence[ViewRow], seen: RefinedLoop | None,
-        aligner: WindowAligner, place: Place | None = None,
+        aligner: WindowAligner, placing: Placing | None = None,
     ) -> bool:  # fmt: skip
         """Verifies a candidate by what its window of ``keyframes`` has seen; None: refused.
 
         Returns True if two loops agree, so that the graph should be solved now. aligner: the
-        stream's, for the noise of views within a window; it is not changed. place: as in
+        stream's, for the noise of views within a window; it is not changed. placing: as in
         ``try_close_loop``.
         """
         new = self.candidates.new
-        loop = None if seen is None else self._measured(old, new, keyframes, seen, aligner, place)
+        loop = (
+            None if seen is None else self._measured(old, new, keyframes, seen, aligner, placing)
+        )
         strict = self.doubts_joins and self._is_by_join(old.submap, new.submap)
         if loop is None or not self._agreement.is_possible(loop, strict=strict):
             self.refused += 1
@@ -498,7 +500,7 @@ class LoopClosure(MapListener):
 
     def _measured(
         self, old: ViewRow, new: ViewRow, keyframes: Sequence[ViewRow], seen: RefinedLoop,
-        aligner: WindowAligner, place: Place | None,
+        aligner: WindowAligner, placing: Placing | None,
     ) -> Loop | None:  # fmt: skip
         """Returns the loop that a window of ``keyframes`` has seen, as tracks measure it among the
         old keyframes; else as the network does, if both sides see the same surface; else None."""
@@ -508,14 +510,14 @@ class LoopClosure(MapListener):
         loop = measured_loop(there, here, views, split, seen, aligner)
         if loop is None:
             return None
-        if place is not None:
+        if placing is not None:
             try:
                 some = keyframes_around(self.keyframes, self._graph, old, new)
             except OSError as error:
                 log.warning("a keyframe of the loaded scene cannot be read: %s", error)
                 some = []
             around = [PlacedKeyframe.of(k, self._submaps) for k in some]
-            by_tracks = loop_by_tracks(loop, there, here, around, place) if around else None
+            by_tracks = loop_by_tracks(loop, there, here, around, placing) if around else None
             if by_tracks is not None:
                 return by_tracks
         return loop if see_same_surface(seen.estimate, split, 0) else None

@@ -34,7 +34,7 @@ from da3_ros.mapping.depth_filter import without_smears
 from da3_ros.mapping.floor_view import FloorViews
 from da3_ros.mapping.frames import LocalFrame, PoseInSubmap
 from da3_ros.mapping.graph_solution import Correction
-from da3_ros.mapping.loop_candidates import Matching, Place
+from da3_ros.mapping.loop_candidates import Matching, Placing
 from da3_ros.mapping.loop_closure import Infer, LoopClosure, Refine
 from da3_ros.mapping.map_table import NO_SUBMAP, MapListener, MapTable
 from da3_ros.mapping.metric_scale import MapScale, OdomFrame, scaled_depth, scaled_pose
@@ -816,7 +816,7 @@ class SceneMap(MapListener):
         refine: Refine | None,
         hint: PoseHint | None = None,
         matching: Matching | None = None,
-        place: Place | None = None,
+        placing: Placing | None = None,
     ) -> None:
         """Verifies a candidate for a loop; see ``LoopClosure.try_close_loop``.
 
@@ -831,7 +831,7 @@ class SceneMap(MapListener):
             hint = hint.moved(self.T_ros_map @ T_map_local, 1 / unit)
         self.loops.try_close_loop(
             window_id, self.config.loop, views, infer, aligner, self.scale.measured, refine,
-            self.submaps.pose_known, hint, matching, place,
+            self.submaps.pose_known, hint, matching, placing,
         )  # fmt: skip
 
 
