@@ -6,11 +6,13 @@ import shutil
 
 import numpy as np
 import pytest
+from scipy.spatial.transform import Rotation
 from support.cases import long_after
 from support.journals import changed_in, records_of, rewritten
-from support.ring import descriptor_at, shifted, walked
+from support.ring import DescribedTruth, descriptor_at, shifted, walked
 from support.sessions import LATER, errors, found_at, later, opened, push, resumed, saved
 
+from da3_ros.config import config_from_parameters
 from da3_ros.export.recognition_file import NODE, load_recognition
 from da3_ros.export.scene_file import load_scene
 from da3_ros.geometry.poses import T_ROS_MAP, invert_pose
@@ -22,8 +24,15 @@ from da3_ros.mapping.loop_closure import LoopClosure
 from da3_ros.mapping.loop_keyframes import PlacedKeyframe
 from da3_ros.mapping.pose_hint import PoseHint
 from da3_ros.pipeline import window_steps
+from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.pipeline.window_inference import WindowInference
 from da3_ros.pipeline.window_steps import PoseSearch
+from da3_ros.synthetic import SyntheticCamera
+from da3_ros.synthetic.evaluation import fit_poses
+from da3_ros.synthetic.renderer import render_batch
+from da3_ros.synthetic.rooms import stack_rooms
+from da3_ros.synthetic.truth import Noise
+from da3_ros.types import Frame
 
 
 @pytest.fixture(scope="module")
@@ -413,6 +422,61 @@ def test_a_slow_camera_is_found_after_little_motion(metric_folder, ring, monkeyp
     usual = resumed(metric_folder, ring, again, metric=True)
     before = found_at(usual, push(usual, again))
     assert before is None or 2 * found < before
+
+
+def seen_beside(frames, camera, aside):
+    """Frames of another session, from poses beside those of the first one."""
+    step = np.eye(4)
+    step[:3, :3] = Rotation.from_euler("y", 4.0, degrees=True).as_matrix()
+    step[:3, 3] = aside
+    poses = np.array([f.T_room_camera @ step for f in frames])
+    K = frames[0].K
+    seen = render_batch(stack_rooms([camera.room] * len(poses)), poses, K, (336, 252))
+    return [
+        dataclasses.replace(
+            f, stamp_ns=f.stamp_ns + LATER, image=seen.image[i].numpy(),
+            depth=seen.depth[i].numpy(), T_room_camera=poses[i],
+        )
+        for i, f in enumerate(frames)
+    ]  # fmt: skip
+
+
+def test_the_pose_in_a_saved_scene_is_measured_by_tracks(tmp_path):
+    """By windows of such a network the camera is not found."""
+    camera = SyntheticCamera(42, (336, 252), walk="strafe", frames=20, rate_hz=1.5)
+    frames = list(camera)
+    again = seen_beside(frames[4:14], camera, (0.1, 0.02, 0.1))
+    config = config_from_parameters({
+        "model": "da3-tiny", "window.size": 6, "process_res": 224, "map.voxel_m": 0.02,
+        "dense.enabled": False,
+    })  # fmt: skip
+    session = DescribedTruth(
+        [*frames, *again], noise=Noise(smooth=0.3, rotation_deg=4.0, translation=0.1)
+    )
+
+    def run(pipeline, some):
+        out = []
+        for f in some:
+            frame = Frame(f.stamp_ns, f.image, "camera", calibration=camera.calibration)
+            out += pipeline.push(frame)
+        return out
+
+    first = Pipeline(config, session)
+    run(first, frames)
+    folder = saved(first, tmp_path)
+    fit = fit_poses(
+        np.array([p.T_map_camera for p in first.poses()]),
+        np.array([f.T_room_camera for f in frames]),
+    )
+    second = Pipeline(config, session)
+    second.resume(load_scene(folder))
+    results = run(second, again)
+    at = found_at(second, results)
+    true = {f.stamp_ns: f.T_room_camera for f in again}
+    found = [invert_pose(true[r.stamp_ns]) @ fit.pose(r.T_map_camera) for r in results[at:]]
+    away = np.linalg.norm([T[:3, 3] for T in found], axis=1)
+    assert at < 8
+    assert away.max() < 0.015
 
 
 def test_a_hint_is_a_place_on_the_ground():
