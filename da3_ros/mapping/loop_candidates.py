@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.spatial import cKDTree
 from scipy.spatial.transform import Rotation
 
 from da3_ros.geometry.poses import invert_pose
@@ -213,6 +214,9 @@ MIN_VISIBLE, MIN_AGREEING = 0.15, 0.6
 # Of log depth, of all views of a chain in common, against their poses: the size that a loop shows
 # is that of its depth. Two loops that are apart show the size better.
 DEPTH_SIGMA = 0.06
+# The same of stored depth, which is better than that of one window; and the largest factor, as a
+# logarithm, by which the depth of a chain may be off.
+MIN_AGREEING_STORED, MOST_FACTOR = 0.65, 0.25
 DEPTH_TOLERANCE = 0.1  # relative depth difference of points that agree
 NOISE_FACTOR = 2.0  # noise between views of two visits over noise within one window
 SIGMAS = 4.0
@@ -293,10 +297,12 @@ def measured_loop(
 
 def loop_by_tracks(
     loop: Loop, old: PlacedKeyframe, new: PlacedKeyframe, around: Sequence[PlacedKeyframe],
-    placing: Placing,
+    spread: Array, placing: Placing, *, same_surface: bool,
 ) -> Loop | None:  # fmt: skip
     """Returns a measured loop with the new keyframe where ``placing`` puts it among old ones, as
-    the map knows these; None: it cannot be placed.
+    the map knows these; None: it cannot be placed, or sees another surface there.
+
+    spread: variance [3] of the old ones, see ``drift_around``. same_surface: known already.
 
     A window knows less: its network says how its views lie to each other, and how large it is.
     """
@@ -305,13 +311,18 @@ def loop_by_tracks(
     start = replace(
         view, T_local_camera=drift.pose(view.T_local_camera), depth=drift.scale * view.depth
     )
-    found = placing(start, [one.view for one in around])
+    others = [one.view for one in around]
+    found = placing(start, others)
     if found is None:
         return None
-    scale = drift.scale * math.exp(found.log_scale)
+    factor = math.exp(found.log_scale)
+    placed = replace(start, T_local_camera=found.T_local_camera, depth=factor * start.depth)
+    if not (same_surface or any(depths_agree(placed, other) for other in others)):
+        return None
+    scale = drift.scale * factor
     drift = Similarity.between(found.T_local_camera, view.T_local_camera, scale)
     T_old_new = old.T_local_submap.inverse() @ drift @ new.T_local_submap
-    variance = found.sigma**2 / [1, 1, new.T_local_submap.scale**2]
+    variance = (found.sigma**2 + spread) / [1, 1, new.T_local_submap.scale**2]
     variance[0] += DEPTH_SIGMA**2
     return replace(loop, T_old_new=T_old_new, variance=variance)
 
@@ -357,6 +368,28 @@ def see_same_surface(estimate: WindowEstimate, source: int, target: int) -> bool
     return bool(inside.mean() > MIN_VISIBLE and agree.mean() > MIN_AGREEING)
 
 
+def depths_agree(view: OverlapView, other: OverlapView) -> bool:
+    """True if a view sees enough surfaces of another one by the depth of both, up to one factor.
+
+    Two rooms with one picture on the wall share its features, and not what is beside it.
+    """
+    if not len(view.depth) or not len(other.depth):
+        return False
+    T = invert_pose(other.T_local_camera) @ view.T_local_camera
+    points = view.depth[:, None] * view.rays() @ T[:3, :3].T + T[:3, 3]
+    height, width = other.view.image.shape[:2]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        pixel = project(points, other.K)
+        inside = (points[:, 2] > 0) & ((pixel > 0) & (pixel < (width, height))).all(axis=1)
+    if not inside.mean() > MIN_VISIBLE:
+        return False
+    row, column = np.divmod(other.pixels, width)
+    nearest = cKDTree(np.column_stack((column, row)) + 0.5).query(pixel[inside])[1]
+    ratio = np.log(other.depth[nearest] / points[inside, 2])
+    factor = np.clip(np.median(ratio), -MOST_FACTOR, MOST_FACTOR)
+    return bool((np.abs(ratio - factor) < DEPTH_TOLERANCE).mean() > MIN_AGREEING_STORED)
+
+
 def visible_depths(points: Array, K: Array, depth: FloatImage) -> tuple[Array, Array]:
     """Returns which camera points [M, 3] project into a depth image, and its depth there."""
     height, width = depth.shape
@@ -384,6 +417,21 @@ def drift_between(
     first, second = (graph.index(p.keyframe.submap) for p in (old, new))
     drift = graph.drift_variance(first, second, new.centre, untied)
     return np.asarray(old.variance + new.variance + drift)
+
+
+def drift_around(
+    graph: SubmapGraph, old: PlacedKeyframe, around: Sequence[PlacedKeyframe]
+) -> Array:
+    """Returns the mean variance [3] of keyframes of one chain relative to one of them: what the
+    map has wrong among them, all in one direction."""
+
+    def relative(other: PlacedKeyframe) -> Array:
+        first, last = sorted((old, other), key=lambda one: one.keyframe.submap)
+        a, b = (graph.index(one.keyframe.submap) for one in (first, last))
+        between = graph.drift_variance(a, b, last.centre)
+        return np.asarray(np.abs(between + last.variance - first.variance))
+
+    return np.asarray(np.mean([relative(one) for one in around], axis=0))
 
 
 class LoopAgreement:

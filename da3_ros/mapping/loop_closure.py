@@ -38,6 +38,7 @@ from da3_ros.mapping.loop_candidates import (
     LoopCandidates,
     Matching,
     Placing,
+    drift_around,
     keyframes_around,
     loop_by_tracks,
     loop_window,
@@ -503,13 +504,14 @@ class LoopClosure(MapListener):
         aligner: WindowAligner, placing: Placing | None,
     ) -> Loop | None:  # fmt: skip
         """Returns the loop that a window of ``keyframes`` has seen, as tracks measure it among the
-        old keyframes; else as the network does, if both sides see the same surface; else None."""
+        old keyframes, else as the network does; None if both sides see no surface in common."""
         split = [k.view.id for k in keyframes].index(new.view.id)
         views = [PlacedKeyframe.of(k, self._submaps).view for k in keyframes]
         there, here = (PlacedKeyframe.of(k, self._submaps) for k in (old, new))
         loop = measured_loop(there, here, views, split, seen, aligner)
         if loop is None:
             return None
+        same_surface = see_same_surface(seen.estimate, split, 0)
         if placing is not None:
             try:
                 some = keyframes_around(self.keyframes, self._graph, old, new)
@@ -517,10 +519,14 @@ class LoopClosure(MapListener):
                 log.warning("a keyframe of the loaded scene cannot be read: %s", error)
                 some = []
             around = [PlacedKeyframe.of(k, self._submaps) for k in some]
-            by_tracks = loop_by_tracks(loop, there, here, around, placing) if around else None
-            if by_tracks is not None:
-                return by_tracks
-        return loop if see_same_surface(seen.estimate, split, 0) else None
+            if around:
+                spread = drift_around(self._graph, there, around)
+                by_tracks = loop_by_tracks(
+                    loop, there, here, around, spread, placing, same_surface=same_surface
+                )
+                if by_tracks is not None:
+                    return by_tracks
+        return loop if same_surface else None
 
     def _is_by_join(self, old: int, new: int) -> bool:
         """Whether only what has joined the chain of the submap ``new`` to others tells where it

@@ -99,29 +99,56 @@ class PlaceFeatures(MapListener):
 
 # Features and tracks over those of a window: a loop is measured once, and its error stays.
 MORE_FEATURES, MORE_TRACKS = 2.5, 2.0
+PLACED_KEPT = 32  # keyframes whose features are kept: 150 KB each
 NEAR_SAMPLE = 2.0  # distance of a feature from the next sample with depth, over the samples' own
 
 
-def keyframe_among(
-    new: OverlapView, others: Sequence[OverlapView], limits: SolverLimits, depth_noise: float
-) -> PlacedView | None:
-    """Returns where tracks place a keyframe among others, whose poses in local are held; None:
-    they do not determine it.
+class KeyframePlacing(MapListener):
+    """Places keyframes; has the features of those that it compared last."""
 
-    new: with the pose where it may be. limits: of a window. depth_noise: as of ``place_among``.
-    """
-    limits = replace(
-        limits, features=int(MORE_FEATURES * limits.features),
-        tracks=int(MORE_TRACKS * limits.tracks),
-    )  # fmt: skip
-    detector = FeatureDetector(limits.features, limits.pixels)
-    *known, view = [_tracked(one, id, detector) for id, one in enumerate((*others, new))]
-    return place_among(view, known, limits, depth_noise)
+    def __init__(self) -> None:
+        # By id of the view, and the shape of its image.
+        self._features: OrderedDict[tuple[int, tuple[int, ...]], Features] = OrderedDict()
+
+    def on_clear(self) -> None:
+        """The map begins anew, with other keyframes."""
+        self._features.clear()
+
+    def placed(
+        self, new: OverlapView, others: Sequence[OverlapView], limits: SolverLimits,
+        depth_noise: float,
+    ) -> PlacedView | None:  # fmt: skip
+        """Returns where tracks place a keyframe among others, whose poses in local are held; None:
+        they do not determine it.
+
+        new: with the pose where it may be. limits: of a window. depth_noise: as of
+        ``place_among``.
+        """
+        limits = replace(
+            limits, features=int(MORE_FEATURES * limits.features),
+            tracks=int(MORE_TRACKS * limits.tracks),
+        )  # fmt: skip
+        detector = FeatureDetector(limits.features, limits.pixels)
+        *known, view = [
+            _tracked(one, id, self._of(one, detector)) for id, one in enumerate((*others, new))
+        ]
+        found = place_among(view, known, limits, depth_noise)
+        for one in (*known, view):
+            one.features.release()
+        return found
+
+    def _of(self, one: OverlapView, detector: FeatureDetector) -> Features:
+        key = one.view.id, one.view.image.shape
+        if key not in self._features:
+            self._features[key] = detector(one.view.image, one.view.valid)
+        self._features.move_to_end(key)
+        if len(self._features) > PLACED_KEPT:
+            self._features.popitem(last=False)
+        return self._features[key]
 
 
-def _tracked(one: OverlapView, id: int, detector: FeatureDetector) -> TrackedView:
+def _tracked(one: OverlapView, id: int, features: Features) -> TrackedView:
     """Returns a keyframe with its features, and its depth at them."""
-    features = detector(one.view.image, one.view.valid)
     size = one.view.image.shape[1], one.view.image.shape[0]
     K = resize_K(one.K, size, features.shape[::-1])
     at = features.pixel * (size[0] / features.shape[1], size[1] / features.shape[0])

@@ -20,7 +20,7 @@ from da3_ros.keyframe_store.keyframe import NO_TRACKS as NO_STORED_TRACKS
 from da3_ros.keyframe_store.keyframe import Tracks as StoredTracks
 from da3_ros.mapping.alignment import Alignment
 from da3_ros.mapping.map_table import MapTable, OverlapView
-from da3_ros.pipeline.place_features import keyframe_among
+from da3_ros.pipeline.place_features import KeyframePlacing
 from da3_ros.pipeline.window_builder import PreparedView
 from da3_ros.pipeline.window_odometry import WindowOdometry
 from da3_ros.refinement.lens_calibration import LensEstimate
@@ -73,6 +73,7 @@ class WindowRefinement:
         self.config, self.counters = config, counters
         self.limits = limits or chosen_limits(config)
         self.refiner = WindowRefiner(self.limits, gyro=gyro)
+        self.placing = KeyframePlacing()
         self._limit = TimeLimit(0.0)
         self.seconds = 0.0  # that the newest window's refinement has taken
         self._tried_s = 0.0  # that trials of doubted views have taken since the last refinement
@@ -265,7 +266,7 @@ class WindowRefinement:
         """Returns where tracks place a keyframe among others whose poses are known, by their small
         images; None: they do not."""
         try:
-            return keyframe_among(new, others, self.limits, self.refiner.graph.noise.depth)
+            return self.placing.placed(new, others, self.limits, self.refiner.graph.noise.depth)
         except Exception as error:
             self._report_failure(f"keyframe {new.view.id} is not placed by tracks", error)
             return None

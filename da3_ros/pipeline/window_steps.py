@@ -93,6 +93,7 @@ class WindowSteps(MapListener):
         self._imu: WindowImu | None = None  # None: no view has had data of one
         self._bridged: Bridge | None = None  # a gap, until the first window after it
         self.refinement = WindowRefinement(config, counters, limits, self.gyro)
+        self.scene_map.table.listeners.append(self.refinement.placing)
         self.pose_search = PoseSearch()
         self.standing, self._stands = Standing(), False  # whether it did in the newest window
         self.blind = BlindFrames(

@@ -80,11 +80,13 @@ def start_pose(
     that disagree with the first: something else may move through the image; and poses before a
     plane (homography), if they agree with more matches than all others, and beside the plane with
     as many as the first two. The best one agrees with many matches, and is not far from the
-    network's. newest: ids of the views right before.
+    network's. newest: ids of the views right before. A view whose pose is known keeps it.
     Returns the masks [P] of the matches that agree.
     """
     matched = [_matched(view, m, points, noise.depth) for m in found]
     network = view.T_local_camera
+    if view.is_known:
+        return _agreeing(view, network, matched)[0]
     known, pixel = _best_points(view, matched)
     candidates = [
         network,

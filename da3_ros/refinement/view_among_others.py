@@ -25,15 +25,14 @@ def place_among(
     """Returns the pose of a view among others, whose poses in local are held; None: its tracks do
     not determine it.
 
-    The view's own pose is the start; poses and tracks of all these views change. depth_noise:
-    usual standard deviation of log depth, if it is larger than that assumed at first.
+    The view's own pose is the start; it changes, and so do the tracks of all these views.
+    depth_noise: usual standard deviation of log depth, if it is larger than that assumed at first.
     """
     graph = SlidingGraph(limits.tracks, limits.steps, free=1)
     graph.noise.depth = max(graph.noise.depth, depth_noise)
     for other in others:
-        T = other.T_local_camera
+        other.is_known = True
         graph.add(other, list(graph.views))
-        other.T_local_camera, other.log_scale = T, 0.0
     graph.add(view, list(graph.views))
     try:
         done = graph.refine([view.id], PosePriors.none())

@@ -9,7 +9,7 @@ from da3_ros.config import LoopConfig
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping import loop_candidates, loop_closure
 from da3_ros.mapping.alignment import Alignment, WindowAligner
-from da3_ros.mapping.loop_candidates import Loop
+from da3_ros.mapping.loop_candidates import Loop, drift_around
 from da3_ros.mapping.loop_closure import LoopClosure
 from da3_ros.mapping.loop_keyframes import PlacedKeyframe
 from da3_ros.mapping.map_table import OverlapView
@@ -102,7 +102,7 @@ def test_two_looks_that_compare_the_same_views_are_one(closer, monkeypatch):
 
 
 @pytest.mark.parametrize("surface", [True, False])
-@pytest.mark.parametrize("known", ["placed", "not placed", "unread"])
+@pytest.mark.parametrize("known", ["placed", "placed elsewhere", "not placed", "unread"])
 def test_a_loop_is_as_tracks_measure_it(closer, monkeypatch, caplog, known, surface):
     """A window says only where to begin; and what the network sees counts without tracks alone."""
     rows, table = {k.view.id: k for k in closer.keyframes}, closer._submaps
@@ -119,10 +119,14 @@ def test_a_loop_is_as_tracks_measure_it(closer, monkeypatch, caplog, known, surf
 
     def place(start, others):
         asked.append((start, others))
-        return PlacedView(true, 0.1, sigma, 50) if known == "placed" else None
+        return PlacedView(true, 0.1, sigma, 50) if known.startswith("placed") else None
 
     if known == "unread":
         monkeypatch.setattr(loop_closure, "keyframes_around", unread)
+    compared = []
+    monkeypatch.setattr(
+        loop_candidates, "depths_agree", lambda *two: compared.append(two) or known == "placed"
+    )
     seen = RefinedLoop(None, np.zeros(3))
     found = closer._measured(old, new, [old, new], seen, WindowAligner(), place)
     if known != "unread":
@@ -133,15 +137,26 @@ def test_a_loop_is_as_tracks_measure_it(closer, monkeypatch, caplog, known, surf
         assert near[0] == 4
         assert sorted(near) == list(range(8))  # of its chain, nearest in time
     assert ("cannot be read" in caplog.text) == (known == "unread")
-    if known != "placed":
+    if known == "placed elsewhere" and not surface:  # nor does its depth agree there
+        assert found is None
+        placed = compared[0][0]
+        np.testing.assert_allclose(placed.T_local_camera, true)
+        np.testing.assert_allclose(placed.depth, 1.5 * np.exp(0.1) * here.view.depth)
+        assert len(compared) == 8
+        return
+    if not known.startswith("placed"):
         assert found is (loop if surface else None)
         return
+    assert not (surface and compared)
     drift = found.drift(*ends)
     np.testing.assert_allclose(drift.pose(here.T_local_camera), true, atol=1e-9)
     assert drift.scale == pytest.approx(1.5 * np.exp(0.1))
     assert (found.old, found.new, found.old_side) == (4, 24, frozenset([4]))
-    np.testing.assert_allclose(found.variance[1:], sigma[1:] ** 2)
-    assert found.variance[0] > 0.04**2  # depth of all views may be off in common
+    around = [PlacedKeyframe.of(rows[n], table) for n in range(8)]
+    spread = drift_around(closer._graph, around[4], around)
+    assert (spread > 0).all()
+    np.testing.assert_allclose(found.variance[1:], sigma[1:] ** 2 + spread[1:])
+    assert found.variance[0] > 0.05**2  # depth of all views may be off in common
 
 
 def unread(*_):

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
+from da3_ros.mapping.loop_candidates import depths_agree
 from da3_ros.mapping.map_table import OverlapView, ViewRow
 from da3_ros.pipeline import place_features
-from da3_ros.pipeline.place_features import PlaceFeatures, keyframe_among
+from da3_ros.pipeline.place_features import KeyframePlacing, PlaceFeatures
 from da3_ros.refinement.solver_limits import SolverLimits
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.types import View
@@ -74,7 +75,7 @@ def moved(view, metres, degrees):
 def test_a_keyframe_is_placed_among_others_by_tracks():
     *others, new = views(42)
     start = dataclasses.replace(moved(new, 0.1, 3.0), depth=new.depth / 1.03)
-    found = keyframe_among(start, others, EFFORT, 0.0)
+    found = KeyframePlacing().placed(start, others, EFFORT, 0.0)
     away = np.linalg.norm(found.T_local_camera[:3, 3] - new.T_local_camera[:3, 3])
     turn = Rotation.from_matrix(new.T_local_camera[:3, :3].T @ found.T_local_camera[:3, :3])
     assert away < min(4 * found.sigma[2], 0.02)
@@ -86,7 +87,24 @@ def test_a_keyframe_is_placed_among_others_by_tracks():
 def test_what_shows_another_location_is_not_placed():
     *others, new = views(42)
     other = dataclasses.replace(views(7)[-1], T_local_camera=new.T_local_camera)
-    assert keyframe_among(other, others, EFFORT, 0.0) is None
+    assert KeyframePlacing().placed(other, others, EFFORT, 0.0) is None
+
+
+def test_depth_tells_a_room_from_another_one_with_the_same_picture_on_its_wall():
+    *others, new = views(42)
+    larger = dataclasses.replace(new, depth=1.15 * new.depth)
+    assert any(depths_agree(larger, other) for other in others)
+    elsewhere = dataclasses.replace(views(7)[-1], T_local_camera=new.T_local_camera)
+    same = np.isin(new.pixels % SIZE[0], range(60, 120)) & (new.pixels // SIZE[0] < 80)
+    depth = np.where(same, new.depth, elsewhere.depth)  # a tenth of the image
+    assert not any(
+        depths_agree(dataclasses.replace(elsewhere, depth=depth), other) for other in others
+    )
+    away = dataclasses.replace(new, T_local_camera=moved(new, 0.0, 120.0).T_local_camera)
+    assert not any(depths_agree(away, other) for other in others)
+    none = dataclasses.replace(new, pixels=new.pixels[:0], depth=new.depth[:0])
+    assert not depths_agree(none, others[0])
+    assert not depths_agree(new, none)
 
 
 @pytest.mark.parametrize("count", [0, 1])
@@ -95,7 +113,7 @@ def test_a_keyframe_without_depth_is_placed_by_that_of_others(count):
     few = dataclasses.replace(
         new, pixels=new.pixels[:count], depth=new.depth[:count], confidence=new.confidence[:count]
     )
-    found = keyframe_among(few, others, EFFORT, 0.0)
+    found = KeyframePlacing().placed(few, others, EFFORT, 0.0)
     away = np.linalg.norm(found.T_local_camera[:3, 3] - new.T_local_camera[:3, 3])
     assert away < 0.02
     assert abs(found.log_scale) < 0.05
