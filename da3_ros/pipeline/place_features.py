@@ -112,7 +112,7 @@ class KeyframePlacing(MapListener):
 
     def on_clear(self) -> None:
         """The map begins anew, with other keyframes."""
-        self._features.clear()
+        self._features = OrderedDict()
 
     def placed(
         self, new: OverlapView, others: Sequence[OverlapView], limits: SolverLimits,

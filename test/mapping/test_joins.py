@@ -1,5 +1,7 @@
 """What joins a chain to others is a hypothesis: later looks weigh against it."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
@@ -106,14 +108,14 @@ def test_two_looks_that_compare_the_same_views_are_one(closer, monkeypatch):
 def test_a_loop_is_as_tracks_measure_it(closer, monkeypatch, caplog, known, surface):
     """A window says only where to begin; and what the network sees counts without tracks alone."""
     rows, table = {k.view.id: k for k in closer.keyframes}, closer._submaps
-    old, new = rows[4], rows[24]
+    old, new = rows[4], rows[26]
     here = PlacedKeyframe.of(new, table)
     ends = [table.T_local_submap(one.submap) for one in (old, new)]
     away = Similarity(1.5, TURN, np.array([0.1, 0, 0]))
-    loop = Loop(4, 24, ends[0].inverse() @ away @ ends[1], VARIANCE, frozenset([4]))
+    loop = Loop(4, 26, ends[0].inverse() @ away @ ends[1], VARIANCE, frozenset([4]))
     monkeypatch.setattr(loop_closure, "measured_loop", lambda *_: loop)
     monkeypatch.setattr(loop_closure, "see_same_surface", lambda *_: surface)
-    true = Similarity.from_pose(begin(24)).pose(np.eye(4))
+    true = Similarity.from_pose(begin(26)).pose(np.eye(4))
     true[:3, :3], true[2, 3] = TURN.T, 0.2
     asked, sigma = [], np.array([0.01, 0.002, 0.02])
 
@@ -151,7 +153,11 @@ def test_a_loop_is_as_tracks_measure_it(closer, monkeypatch, caplog, known, surf
     drift = found.drift(*ends)
     np.testing.assert_allclose(drift.pose(here.T_local_camera), true, atol=1e-9)
     assert drift.scale == pytest.approx(1.5 * np.exp(0.1))
-    assert (found.old, found.new, found.old_side) == (4, 24, frozenset([4]))
+    assert (found.old, found.new, found.old_side) == (4, 26, frozenset([4]))
+    closer._add_to_graph(found)
+    at = closer._graph.edges[-1].pivot.at  # of the camera in its submap
+    np.testing.assert_allclose(at, new.T_submap_camera[:3, 3])
+    assert np.linalg.norm(at) > 0.5
     around = [PlacedKeyframe.of(rows[n], table) for n in range(8)]
     spread = drift_around(closer._graph, around[4], around)
     assert (spread > 0).all()
@@ -161,6 +167,19 @@ def test_a_loop_is_as_tracks_measure_it(closer, monkeypatch, caplog, known, surf
 
 def unread(*_):
     raise OSError("a damaged file")
+
+
+def test_the_variance_of_a_loop_by_tracks_is_in_the_unit_of_its_submap():
+    here = SimpleNamespace(view=SimpleNamespace(T_local_camera=np.eye(4), depth=np.ones(3)))
+    here.T_local_submap = Similarity(2.0, np.eye(3), np.zeros(3))
+    loop = Loop(0, 1, FIT, VARIANCE)
+    there = SimpleNamespace(T_local_submap=FIT, view=None)
+    view = PlacedView(np.eye(4), 0.0, np.array([0.0, 0.002, 0.02]), 50)
+    here.view = OverlapView(None, K, np.eye(4), np.arange(3), np.ones(3), np.ones(3))
+    found = loop_candidates.loop_by_tracks(
+        loop, there, here, [there], np.array([0, 1e-6, 3e-4]), lambda *_: view, same_surface=True
+    )
+    np.testing.assert_allclose(found.variance[1:], [4e-6 + 1e-6, (4e-4 + 3e-4) / 4])
 
 
 ASKEW = Similarity(1.0, Rotation.from_rotvec([0, 0.025, 0]).as_matrix(), np.array([0, 0, 0.1]))

@@ -80,6 +80,21 @@ def test_two_looks_that_are_apart_show_the_size(pivots):
         np.testing.assert_allclose(found.points(np.ones(3)), true.points(np.ones(3)), atol=0.02)
 
 
+def test_a_pivot_tells_how_far_its_point_is_from_where_it_was_measured():
+    rng = np.random.default_rng(2)
+    base, own = disturbed(circle(4)[1], [0.5, 0.5, 0.5], rng), np.array([0.1, 0.02, 0.03])
+    measured = disturbed(circle(4)[2], [0.3, 0.3, 0.3], rng)
+    pivot = Pivot(rng.normal(size=3), own)
+    edge = Edge(0, 1, measured, SIGMA, loop=True, pivot=pivot).whitened
+    for _ in range(5):
+        seen = disturbed(measured, [1e-4, 1e-4, 1e-4], rng)
+        found = _GraphArrays([base, base @ seen], [edge], 0, False, None).residual()[0]
+        turn = Rotation.from_matrix(measured.R.T @ seen.R).as_rotvec()
+        away = seen.points(pivot.at) - measured.points(pivot.at)
+        wanted = np.concatenate(([np.log(seen.scale / measured.scale)], turn, away))
+        np.testing.assert_allclose(found, wanted / own[[0, 1, 1, 1, 2, 2, 2]], atol=1e-5)
+
+
 def test_a_pivot_counts_the_same_in_the_axes_of_another_node():
     rng = np.random.default_rng(0)
     poses = [disturbed(one, [0.5, 0.5, 0.5], rng) for one in circle(3)]

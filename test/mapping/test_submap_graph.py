@@ -131,6 +131,36 @@ def test_a_loop_carried_to_other_nodes_grows_less_sure(monkeypatch):
     ties = 50 - loop.second
     np.testing.assert_allclose(np.square(loop.sigma[:2]), (LOOP + ties * VARIANCE)[:2], rtol=1e-2)
     assert loop.sigma[2] ** 2 > (LOOP + ties * VARIANCE)[2]
+    assert loop.pivot is None  # it was that of another node
+
+
+def test_two_loops_that_are_apart_show_the_size_of_a_chain():
+    """Each knows its camera's position, and not how large the chain is."""
+    turn = Rotation.from_rotvec([0.3, -0.2, 0.5]).as_matrix()
+    poses = [
+        Similarity(2.0, turn, np.array([1.0, 2, 3])),
+        Similarity(0.5, turn.T, np.array([4.0, 0, 1])),
+    ]
+    true = Similarity(1.3, turn @ turn, np.array([0.5, 0.2, -1]))
+    graph = SubmapGraph(table_of(poses))
+    for id in (0, 1):
+        graph.add(id, None, guessed=False)
+    for at in ([0.0, 0, 0], [2.0, 1, 0]):
+        centre = poses[1].points(np.array(at))
+        off = Similarity(1.1 * true.scale, true.R, np.zeros(3))
+        off = Similarity(off.scale, off.R, true.points(centre) - off.points(centre))
+        graph.add_loop(0, 1, off, np.array([0.1, 0.002, 0.01]) ** 2, centre)
+    loop = graph.edges[-1]
+    np.testing.assert_allclose(loop.pivot.at, [2.0, 1, 0])
+    np.testing.assert_allclose(loop.pivot.sigma, [0.1, 0.002, 0.005])  # units of the first node
+    arm = 0.5 * np.sqrt(5)
+    assert loop.sigma[2] == pytest.approx(np.hypot(0.01, arm * np.hypot(0.1, 0.002)) / 2)
+    moves = solve(graph.problem(metric=False)).moves
+    first = moves[0] @ poses[0]  # the newest one stays
+    found = first.inverse() @ poses[1]
+    wanted = poses[0].inverse() @ true @ poses[1]
+    assert found.scale == pytest.approx(wanted.scale, rel=0.01)
+    np.testing.assert_allclose(found.t, wanted.t, atol=0.02)
 
 
 def test_a_loop_to_another_chain_is_not_forgotten(monkeypatch):

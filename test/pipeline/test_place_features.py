@@ -72,10 +72,13 @@ def moved(view, metres, degrees):
     return dataclasses.replace(view, T_local_camera=view.T_local_camera @ T)
 
 
-def test_a_keyframe_is_placed_among_others_by_tracks():
+@pytest.mark.parametrize("pixels", [800_000, 20_000])
+def test_a_keyframe_is_placed_among_others_by_tracks(pixels):
+    """Also where features are detected in smaller images."""
     *others, new = views(42)
+    effort = dataclasses.replace(EFFORT, pixels=pixels)
     start = dataclasses.replace(moved(new, 0.1, 3.0), depth=new.depth / 1.03)
-    found = KeyframePlacing().placed(start, others, EFFORT, 0.0)
+    found = KeyframePlacing().placed(start, others, effort, 0.0)
     away = np.linalg.norm(found.T_local_camera[:3, 3] - new.T_local_camera[:3, 3])
     turn = Rotation.from_matrix(new.T_local_camera[:3, :3].T @ found.T_local_camera[:3, :3])
     assert away < min(4 * found.sigma[2], 0.02)

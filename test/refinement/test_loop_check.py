@@ -126,7 +126,7 @@ def refined_start(frames, count):
 
 @pytest.mark.parametrize(
     ("new", "expected"),
-    [("same", {4, 5}), ("elsewhere", set()), ("odd depth", {4})],
+    [("same", {4, 5}), ("elsewhere", set()), ("odd depth", {4}), ("little", {5})],
 )
 def test_doubted_views_are_joined_by_tracks_and_depth(place, new, expected):
     frames = list(place)
@@ -134,6 +134,10 @@ def test_doubted_views_are_joined_by_tracks_and_depth(place, new, expected):
         frames[4:] = [
             dataclasses.replace(f, image=np.ascontiguousarray(f.image[::-1])) for f in frames[4:]
         ]
+    if new == "little":  # most of it is covered
+        image = frames[4].image.copy()
+        image[:, :150], image[60:] = 128, 128
+        frames[4] = dataclasses.replace(frames[4], image=image)
     refiner, window, images, estimate = refined_start(frames, 4)
     if new == "odd depth":
         depth, rng = estimate.depth.copy(), np.random.default_rng(0)
@@ -142,6 +146,7 @@ def test_doubted_views_are_joined_by_tracks_and_depth(place, new, expected):
     before = [v.track.copy() for v in refiner.graph.views.values()]
     poses = [v.T_local_camera for v in refiner.graph.views.values()]
     trial = refiner.copied(images[-1])
+    assert trial.calibration is not refiner.calibration
     assert joined_views(trial, window, images, [4, 5], estimate, IDENTITY) == expected
     assert list(refiner.graph.views) == [0, 1, 2, 3]  # a trial changes nothing
     for view, track, T in zip(refiner.graph.views.values(), before, poses, strict=True):
