@@ -315,7 +315,10 @@ class WindowRefinement:
         estimate: WindowEstimate, S: Similarity, table: MapTable,
     ) -> set[int]:  # fmt: skip
         """Returns which of the ``doubted`` new views, by index, tracks would join to earlier views
-        if the window were refined where ``S`` places it in local. Nothing changes."""
+        if the window were refined where ``S`` places it in local; none if there is no time for
+        that. Nothing changes."""
+        if self._limit.is_behind:
+            return set()
         start = time.perf_counter()
         try:
             images = [CameraImage(p.full, p.full_valid) for p in new]

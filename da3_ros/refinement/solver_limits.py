@@ -141,9 +141,14 @@ class TimeLimit:
         self.limit_s = 1e-3 * limit_ms
         self._behind = 0.0  # seconds that earlier work has taken too much
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether the next work would be skipped."""
+        return self.limit_s > 0 and self._behind >= self.limit_s
+
     def skips(self) -> bool:
         """True if the next work must be skipped, which makes up for a part of earlier work."""
-        if not self.limit_s or self._behind < self.limit_s:
+        if not self.is_behind:
             return False
         self._behind -= self.limit_s
         return True

@@ -21,6 +21,7 @@ from da3_ros.pipeline.window_builder import PreparedView
 from da3_ros.pipeline.window_odometry import REFUSALS
 from da3_ros.pipeline.window_refinement import WindowRefinement
 from da3_ros.refinement.refiner import WindowRefiner
+from da3_ros.refinement.solver_limits import TimeLimit
 from da3_ros.synthetic import Pace, SyntheticCamera
 from da3_ros.synthetic.evaluation import trajectory_error
 from da3_ros.synthetic.truth import TruthSession
@@ -458,7 +459,7 @@ def shaded(image):
     return (0.6 * image + np.linspace(0, 80, image.shape[1])[:, None]).astype(np.uint8)
 
 
-@pytest.mark.parametrize("what", ["match", "differ", "fails"])
+@pytest.mark.parametrize("what", ["match", "differ", "fails", "no time"])
 def test_images_with_little_detail_are_judged_by_tracks_at_full_size(monkeypatch, what):
     """Those of a smooth wall near by; its small images have too few features to tell."""
     size = 336, 252
@@ -469,6 +470,9 @@ def test_images_with_little_detail_are_judged_by_tracks_at_full_size(monkeypatch
     ]
     if what == "fails":
         monkeypatch.setattr(window_refinement, "joined_views", lambda *args: 1 / 0)
+    if what == "no time":  # to refine the window either
+        monkeypatch.setattr(TimeLimit, "is_behind", True)
+        monkeypatch.setattr(TimeLimit, "skips", lambda self: False)
     session = TruthSession(frames, seed=1, noise=NOISES["of each view"])
     pipeline, results = run(frames, faulty, session, True, size, process_res=56)
     assert len(results) == len(frames)  # no frame is lost
