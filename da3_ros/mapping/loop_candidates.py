@@ -216,7 +216,7 @@ MIN_VISIBLE, MIN_AGREEING = 0.15, 0.6
 DEPTH_SIGMA = 0.06
 # The same of stored depth, which is better than that of one window; and the largest factor, as a
 # logarithm, by which the depth of a chain may be off.
-MIN_AGREEING_STORED, MOST_FACTOR = 0.65, 0.25
+MIN_AGREEING_STORED, MOST_FACTOR = 0.8, 0.25
 DEPTH_TOLERANCE = 0.1  # relative depth difference of points that agree
 NOISE_FACTOR = 2.0  # noise between views of two visits over noise within one window
 SIGMAS = 4.0
