@@ -442,7 +442,7 @@ def seen_beside(frames, camera, aside):
 
 
 def test_the_pose_in_a_saved_scene_is_measured_by_tracks(tmp_path):
-    """By windows of such a network the camera is not found."""
+    """By the windows of such a network alone the camera is 4 mm off."""
     camera = SyntheticCamera(42, (336, 252), walk="strafe", frames=20, rate_hz=1.5)
     frames = list(camera)
     again = seen_beside(frames[4:14], camera, (0.1, 0.02, 0.1))
@@ -451,7 +451,7 @@ def test_the_pose_in_a_saved_scene_is_measured_by_tracks(tmp_path):
         "dense.enabled": False,
     })  # fmt: skip
     session = DescribedTruth(
-        [*frames, *again], noise=Noise(smooth=0.3, rotation_deg=4.0, translation=0.1)
+        [*frames, *again], noise=Noise(smooth=0.2, rotation_deg=4.0, translation=0.1)
     )
 
     def run(pipeline, some):
@@ -476,7 +476,7 @@ def test_the_pose_in_a_saved_scene_is_measured_by_tracks(tmp_path):
     found = [invert_pose(true[r.stamp_ns]) @ fit.pose(r.T_map_camera) for r in results[at:]]
     away = np.linalg.norm([T[:3, 3] for T in found], axis=1)
     assert at < 8
-    assert away.max() < 0.015
+    assert away.max() < 0.0027
 
 
 def test_a_hint_is_a_place_on_the_ground():
