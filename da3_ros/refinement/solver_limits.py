@@ -148,7 +148,7 @@ class TimeLimit:
 
     def skips(self) -> bool:
         """True if the next work must be skipped, which makes up for a part of earlier work."""
-        if not self.is_behind:
+        if not self.limit_s or self._behind < self.limit_s:
             return False
         self._behind -= self.limit_s
         return True
