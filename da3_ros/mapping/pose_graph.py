@@ -64,9 +64,8 @@ class Edge:
 
     @property
     def whitened(self) -> Edge:
-        """The edge with the whitening that its pivot gives, if it has one."""
-        if self.pivot is None:
-            return self
+        """The edge with the whitening that its pivot gives."""
+        assert self.pivot is not None
         return replace(self, whitening=self.pivot.whitening(self.measured), pivot=None)
 
 

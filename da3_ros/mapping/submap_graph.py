@@ -438,7 +438,7 @@ class SubmapGraph:
     ) -> Problem:
         """Returns what ``solve`` needs; a copy, because it may be solved on another thread."""
         loops = tuple((e.first, e.second) for e in self._edges if e.loop)
-        nodes, edges = self.nodes, [e.whitened for e in self._edges]
+        nodes, edges = self.nodes, [e.whitened if e.pivot else e for e in self._edges]
         if self.map_size > 1:
             poses = [self.pose(node) for node in nodes]
             nodes, edges = with_rigid_map(nodes, poses, edges, self._submaps.first_live)

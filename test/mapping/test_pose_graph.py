@@ -72,8 +72,8 @@ def test_two_looks_that_are_apart_show_the_size(pivots):
         measured = Similarity(2.2, turn, np.zeros(3))
         measured = Similarity(2.2, turn, true.points(at) - measured.points(at))
         sigma = np.hypot(own, [0, 0, 0.1 * 2.2 * np.linalg.norm(at)])
-        pivot = Pivot(at, own) if pivots else None
-        edges.append(Edge(0, 1, measured, sigma, loop=True, pivot=pivot).whitened)
+        edge = Edge(0, 1, measured, sigma, loop=True, pivot=Pivot(at, own))
+        edges.append(edge.whitened if pivots else edge)
     found = optimize([IDENTITY, edges[0].measured], edges, fixed=0).nodes[1]
     assert found.scale == pytest.approx(2.0 if pivots else 2.2, rel=0.01)
     if pivots:
