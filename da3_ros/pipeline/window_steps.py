@@ -682,13 +682,8 @@ class PoseSearch:
         self._found = 0  # verified loops since the hint
         self._begin_ns: int | None = None
         self._keyframes = 0  # since then
+        self.motion = 1.0  # share of the usual one after which a frame becomes a keyframe
         self.seconds = math.nan  # of the current or last search, by stamps; NaN: there was none
-
-    @property
-    def motion(self) -> float:
-        """The share of the usual motion after which a frame becomes a keyframe."""
-        searches = self._begin_ns is not None and self._keyframes < SEARCH_KEYFRAMES
-        return SEARCH_MOTION if searches else 1.0
 
     @property
     def hint(self) -> PoseHint | None:
@@ -713,6 +708,8 @@ class PoseSearch:
         if self._begin_ns is None or stamp_ns < self._begin_ns:
             self._begin_ns, self._keyframes = stamp_ns, 0
         self._keyframes += keyframe
+        searches = not known and self._keyframes < SEARCH_KEYFRAMES
+        self.motion = SEARCH_MOTION if searches else 1.0
         self.seconds = (stamp_ns - self._begin_ns) / 1e9
         if known:
             self._begin_ns = self._hint = None
