@@ -211,13 +211,13 @@ class DriftModel:
 
 # Of a true loop: share of points that both sides see, and share of those that agree.
 MIN_VISIBLE, MIN_AGREEING = 0.15, 0.6
-# Of log depth, of all views of a chain in common, against their poses: the size that a loop shows
-# is that of its depth. Two loops that are apart show the size better.
-DEPTH_SIGMA = 0.06
 # The same of stored depth, which is better than that of one window; and the largest factor, as a
 # logarithm, by which the depth of a chain may be off.
 MIN_AGREEING_STORED, MOST_FACTOR = 0.8, 0.25
 DEPTH_TOLERANCE = 0.1  # relative depth difference of points that agree
+# Of log depth, of all views of a chain in common, against their poses: the size that a loop shows
+# is that of its depth. Two loops that are apart show the size better.
+DEPTH_SIGMA = 0.06
 NOISE_FACTOR = 2.0  # noise between views of two visits over noise within one window
 SIGMAS = 4.0
 # Of the length of a vector of three numbers: as unlikely as ``SIGMAS`` of one number.
